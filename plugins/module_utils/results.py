@@ -1,0 +1,27 @@
+# Copyright: The volta.llm authors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""How a module ends: once, with everything it found."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NoReturn, Protocol
+
+from .faults import Fault, as_text, by_severity, is_fatal
+
+
+class ModuleLike(Protocol):
+    """What is used of AnsibleModule; unit tests pass their own."""
+
+    def exit_json(self, **kwargs: Any) -> NoReturn: ...
+    def fail_json(self, msg: str, **kwargs: Any) -> NoReturn: ...
+
+
+def finish(module: ModuleLike, faults: Iterable[Fault], **results: Any) -> NoReturn:
+    """Exit with ``results`` and ``faults`` (list of dicts); fail when a fault is more than a warning."""
+    ordered = by_severity(faults)
+    results["faults"] = [fault.as_dict() for fault in ordered]
+    fatal = [fault for fault in ordered if is_fatal(fault)]
+    if fatal:
+        module.fail_json(msg=as_text(fatal), **results)
+    module.exit_json(**results)
