@@ -83,9 +83,7 @@ class Machine:
     def exists(self, path: str) -> bool:
         return os.path.lexists(self.path(path))
 
-    def run(
-        self, argv: Sequence[str], timeout: float | None = None, env: Mapping[str, str] | None = None
-    ) -> Completed:
+    def run(self, argv: Sequence[str], timeout: float | None = None, env: Mapping[str, str] | None = None) -> Completed:
         """Run a program in the C locale with a time limit; never raises for what the program does."""
         if self._recorded is not None:
             return _recorded_answer(self._recorded, tuple(argv))
@@ -115,9 +113,7 @@ def run(argv: Sequence[str], timeout: float, env: Mapping[str, str] | None = Non
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.communicate(timeout=1)
         return Completed(tuple(argv), None, timed_out=True)
-    return Completed(
-        tuple(argv), process.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
-    )
+    return Completed(tuple(argv), process.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
 
 
 def _read_records(folder: Path) -> list[Completed] | None:
@@ -129,9 +125,7 @@ def _read_records(folder: Path) -> list[Completed] | None:
     records = []
     for record in json.loads(index.read_text(encoding="utf-8")):
         streams = {
-            name: (folder / record[name]).read_text(encoding="utf-8", errors="replace")
-            if record.get(name)
-            else ""
+            name: (folder / record[name]).read_text(encoding="utf-8", errors="replace") if record.get(name) else ""
             for name in ("stdout", "stderr")
         }
         records.append(

@@ -43,9 +43,7 @@ class ProgressWriter:
         self._last_write = 0.0
         self._samples: deque[tuple[float, int]] = deque()
 
-    def update(
-        self, phase: str, done: int, total: int | None = None, subject: str = "", force: bool = False
-    ) -> None:
+    def update(self, phase: str, done: int, total: int | None = None, subject: str = "", force: bool = False) -> None:
         if self._path is None:
             return
         now = time.monotonic()
