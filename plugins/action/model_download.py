@@ -1,0 +1,11 @@
+# Copyright: The volta.llm authors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Runs the module with live progress; with C(job_file), joins a download that an earlier task started."""
+
+from __future__ import annotations
+
+from ansible_collections.volta.llm.plugins.plugin_utils.live import LiveAction
+
+
+class ActionModule(LiveAction):
+    job_argument = "job_file"
