@@ -16,6 +16,8 @@ import urllib.parse
 import urllib.request
 from pathlib import Path
 
+from ..paths import Paths
+
 #: The engine's source as roles/llama_cpp pins it; the vocabulary file in it decides the model's bytes.
 SDIST_NAME = "llama_cpp_python-0.3.36.tar.gz"
 SDIST_SHA256 = "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"
@@ -26,14 +28,6 @@ PYPI = "https://pypi.org/simple"
 
 class SourceError(Exception):
     """The vocabulary cannot be had; the message says what to do."""
-
-
-def cache_root() -> Path:
-    """The lab's cache: $VOLTA_LAB_CACHE, else volta-llm below the user's cache folder."""
-    explicit = os.environ.get("VOLTA_LAB_CACHE")
-    if explicit:
-        return Path(explicit)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "volta-llm"
 
 
 def vocabulary_file(source: Path | None) -> Path:
@@ -49,7 +43,7 @@ def vocabulary_file(source: Path | None) -> Path:
         raise SourceError(f"{source} holds no {VOCABULARY}: give a llama.cpp source folder or the sdist's tar.gz")
     if source is not None and not source.is_file():
         raise SourceError(f"{source} does not exist: give a llama.cpp source folder or {SDIST_NAME}")
-    kept = cache_root() / "vocabulary" / VOCABULARY_SHA256[:16] / Path(VOCABULARY).name
+    kept = Paths.from_environment().cache / "vocabulary" / VOCABULARY_SHA256[:16] / Path(VOCABULARY).name
     if not kept.is_file():
         _extract(source or _pinned_sdist(), kept)
     return _checked(kept)
@@ -94,7 +88,7 @@ def _extract(sdist: Path, target: Path) -> None:
 
 
 def _pinned_sdist() -> Path:
-    target = cache_root() / "sources" / SDIST_NAME
+    target = Paths.from_environment().cache / "sources" / SDIST_NAME
     if target.is_file() and sha256_of(target) == SDIST_SHA256:
         return target
     target.parent.mkdir(parents=True, exist_ok=True)
