@@ -1,0 +1,101 @@
+# Copyright: The volta.llm authors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Judging addresses: who may reach the endpoint, and can anybody reach the one that was handed over?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from netaddr import AddrFormatError, IPAddress, IPNetwork, cidr_merge
+
+from volta_llm.model import Fault, UsageError
+
+#: A public network with a shorter prefix is no group of clients any more: a /8 is 1/256 of IPv4, a /16 far more than
+#: any provider's share of IPv6.
+_WIDEST = {4: 8, 6: 16}
+
+#: Private by definition (RFC 4193), however wide.
+_UNIQUE_LOCAL = IPNetwork("fc00::/7")
+
+_HOST = "llama_server_host"
+_CLIENTS = "llama_server_allowed_clients"
+
+
+def refuse_bad_clients(hosts: Mapping[str, Mapping[str, Any]]) -> None:
+    """UsageError when a host's allowed clients are no networks, or are in sum nearly everybody.
+
+    ``hosts`` are the variables by host name. Values that are templates are known to the play only and left to it.
+    """
+    for host, variables in hosts.items():
+        clients = variables.get(_CLIENTS)
+        if not isinstance(clients, list):
+            continue
+        networks = []
+        for text in clients:
+            if "{{" in str(text):
+                continue
+            try:
+                networks.append(IPNetwork(str(text)))
+            except (AddrFormatError, ValueError):
+                raise UsageError(
+                    f"{host}: {_CLIENTS} has {text!r}, which is no address and no network; "
+                    "write networks such as 192.168.10.0/24, one a line"
+                ) from None
+        wide = [network for network in cidr_merge(networks) if _too_wide(network)]
+        if wide:
+            raise UsageError(
+                f"{host}: {_CLIENTS} comes to {', '.join(map(str, wide))}, a large part of the internet; "
+                "name the networks of the clients, or leave the list empty and rely on a firewall"
+            )
+
+
+def notes_on_endpoints(host: str, variables: Mapping[str, Any], endpoints: Iterable[str]) -> list[Fault]:
+    """What is odd about the base URLs that a run handed over for ``host``: faults to read, none that fails the run."""
+    notes = []
+    listens = _address(str(variables.get(_HOST, "127.0.0.1")))
+    public = listens is not None and not listens.is_loopback()
+    for url in endpoints:
+        address = _address(urlsplit(url).hostname or "")
+        if address is None:
+            continue
+        if address == IPAddress(0, address.version):
+            notes.append(
+                Fault(
+                    "endpoint_unspecified",
+                    f"{host} {url}",
+                    f"{address} stands for every address of the server and is none that a client can call",
+                    "give clients the server's own address or name",
+                )
+            )
+        elif address.is_loopback() and public:
+            notes.append(
+                Fault(
+                    "endpoint_loopback",
+                    f"{host} {url}",
+                    f"the server listens on {listens} for other machines, but this address works on itself only",
+                    "give clients the server's own address or name",
+                )
+            )
+    if public and endpoints and not variables.get(_CLIENTS):
+        notes.append(
+            Fault(
+                "clients_unlimited",
+                host,
+                f"the server listens on {listens} and {_CLIENTS} is empty: whoever reaches the port may try API keys",
+                f"list the clients' networks in {_CLIENTS}, or see to it that a firewall does this",
+            )
+        )
+    return notes
+
+
+def _too_wide(network: IPNetwork) -> bool:
+    return bool(network.prefixlen < _WIDEST[network.version]) and network not in _UNIQUE_LOCAL
+
+
+def _address(text: str) -> IPAddress | None:
+    try:
+        return IPAddress(text.strip("[]"))
+    except (AddrFormatError, ValueError):
+        return None
