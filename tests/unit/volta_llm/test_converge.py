@@ -259,7 +259,7 @@ def test_no_checkout_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd
 def test_vaulted_inventory_needs_its_password(checkout: Checkout) -> None:
     (checkout.root / "group_vars").mkdir()
     # Made with ansible-vault encrypt; the password is "right", the content "text: from the vault".
-    vaulted = Path(__file__).parent.parent / "fixtures" / "volta_llm" / "vaulted.yml"
+    vaulted = Path(__file__).parent.parent / "fixtures" / "volta_llm" / "vaulted.txt"
     (checkout.root / "group_vars" / "all.yml").write_text(vaulted.read_text())
     (checkout.root / "password").write_text("right\n")
     checkout.play(WRITE)
