@@ -1,0 +1,72 @@
+# Targets for people; `make` alone lists them.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.PHONY: help dev os-packages lock demo demo-model clear test test-full lint unit cores molecule e2e docs \
+        bench bench-gpu build
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+LAB := $(BIN)/python -m tests.lab
+DEMO_INVENTORY := inventories/demo
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+# uv reads the system's certificate store, as apt and pip do.
+export UV_SYSTEM_CERTS := 1
+UV_VERSION := 0.13.9
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+
+os-packages: ## install the Debian packages the lab needs (sudo where needed)
+	@$(PYTHON) -m tests.lab deps --install
+
+$(VENV)/.ready: pyproject.toml uv.lock | os-packages
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	$(BIN)/uv sync --quiet --frozen --inexact --extra dev
+	@touch $@
+
+dev: $(VENV)/.ready ## create the development environment in .venv
+
+lock: dev ## resolve the development environment anew into uv.lock
+	$(BIN)/uv lock
+
+demo: dev ## a simulated 4 x V100 machine, from bare to a served model that answers
+	@$(BIN)/python -m tests.demo
+
+clear: ## remove everything the lab made: machines, networks, images, caches
+	@$(PYTHON) -m tests.lab clear --all
+	@rm -f $(DEMO_INVENTORY)/lab.yml
+
+test: dev ## everything that must hold: linters, unit, both ends of ansible-core, molecule, end to end
+	@$(BIN)/python -m tests.tiers test
+
+test-full: dev ## the tiers of `test` and the heavy ones
+	@$(BIN)/python -m tests.tiers full
+
+lint: dev ## ruff, mypy, yamllint, ansible-lint, shellcheck
+	@$(BIN)/python -m tests.tiers lint
+
+unit: dev ## unit tests on this Python
+	@$(BIN)/python -m pytest -q
+
+cores: dev ## unit tests, syntax and docs on the oldest and the newest ansible-core
+	@$(BIN)/python -m tests.tiers cores
+
+molecule: dev ## every molecule scenario
+	@$(BIN)/python -m tests.tiers molecule
+
+e2e: dev ## whole runs through ansible-runner, wrong settings included
+	@$(BIN)/python -m tests.tiers e2e
+
+docs: dev ## regenerate what is generated under docs/
+	$(BIN)/python docs/generate_faults.py
+	$(BIN)/python docs/generate_compatibility.py
+
+bench-gpu: dev ## process count and overhead of the GPU modules
+	@$(BIN)/python -m tests.bench.gpu
+
+build: dev ## the collection as an artifact under build/
+	@rm -rf build && mkdir build
+	$(BIN)/ansible-galaxy collection build --output-path build .

@@ -1,0 +1,58 @@
+"""Unit tests, syntax and documentation on one end of the supported range of ansible-core.
+
+Usage: python -m tests.cores PYTHON_VERSION. The lock file resolves one ansible-core per controller Python (2.17 for 3.10, 2.21
+for 3.12 and newer), so the interpreter chooses the core. Where that interpreter does not exist the run says so and is
+skipped: CI machines have it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def find_python(version: str) -> str | None:
+    """An interpreter of this version that starts: on PATH or below pyenv's versions (its shims need a setting)."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    candidates = [shutil.which(f"python{version}"), *sorted(map(str, pyenv.glob(f"{version}.*/bin/python{version}")))]
+    for candidate in filter(None, candidates):
+        if subprocess.run([candidate, "-c", ""], capture_output=True, check=False).returncode == 0:
+            return candidate
+    return None
+
+
+def run(argv: list[str], env: dict[str, str], quiet: bool = False) -> None:
+    print("+", " ".join(argv), flush=True)
+    subprocess.run(argv, cwd=ROOT, env=env, check=True, stdout=subprocess.DEVNULL if quiet else None)
+
+
+def main(version: str) -> int:
+    python = find_python(version)
+    if python is None:
+        print(f"SKIPPED: no python{version} on this machine (looked on PATH and below pyenv's versions)")
+        return 0
+    venv = ROOT / f".venv-py{version}"
+    env = {**os.environ, "PATH": f"{venv / 'bin'}:{os.environ['PATH']}", "VIRTUAL_ENV": str(venv)}
+    sync = {**env, "UV_PROJECT_ENVIRONMENT": str(venv)}
+    run([str(Path(sys.executable).parent / "uv"), "sync", "-q", "--frozen", "--extra", "dev", "--python", python], sync)
+    run(["ansible", "--version"], env)
+    run([str(venv / "bin" / "python"), "-m", "pytest", "-q", "tests/unit"], env)
+    playbooks = [ROOT / "site.yml", *sorted((ROOT / "playbooks").glob("*.yml"))]
+    for playbook in playbooks:
+        run(["ansible-playbook", "--syntax-check", "-i", "inventories/lab", str(playbook.relative_to(ROOT))], env, True)
+    modules = [path.stem for path in sorted((ROOT / "plugins" / "modules").glob("*.py")) if path.stem != "__init__"]
+    for module in modules:
+        run(["ansible-doc", f"volta.llm.{module}"], env, True)
+    for role in sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir()):
+        run(["ansible-doc", "-t", "role", f"volta.llm.{role}"], env, True)
+    print(f"{len(playbooks)} playbooks, {len(modules)} modules and all roles are read by this core")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,141 @@
+"""Runs the test tiers and closes with one plain line, ``N passed, N failed``.
+
+Usage: python -m tests.tiers TIER [TIER ...]; ``test`` is what CI runs, ``full`` adds the heavy ones.
+
+A tier is a list of steps; a step is a command. pytest steps count their tests, other steps count as one. Output is passed
+through as it comes and also kept in build/tests/<step>.log.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+LOGS = ROOT / "build" / "tests"
+
+
+@dataclass
+class Step:
+    name: str
+    argv: list[str]
+    env: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class Outcome:
+    step: str
+    passed: int
+    failed: int
+    skipped: int
+    seconds: float
+
+
+def pytest_step(name: str, *paths: str, python: str = sys.executable) -> Step:
+    report = LOGS / f"{name}.xml"
+    return Step(name, [python, "-m", "pytest", "-q", f"--junit-xml={report}", *paths])
+
+
+def lint() -> Iterator[Step]:
+    yield Step("ruff-check", ["ruff", "check", "."])
+    yield Step("ruff-format", ["ruff", "format", "--check", "."])
+    yield Step("mypy", ["mypy"])
+    yield Step("yamllint", ["yamllint", "--strict", "."])
+    yield Step("ansible-lint", ["ansible-lint", "--nocolor"])
+    yield Step("shellcheck", ["shellcheck", ".ci/run"])
+    yield Step("changelog", ["antsibull-changelog", "lint"])
+
+
+def unit() -> Iterator[Step]:
+    yield pytest_step("unit", "tests/unit")
+
+
+def cores() -> Iterator[Step]:
+    for python in ("3.10", "3.13"):
+        yield Step(f"core-on-python{python}", [sys.executable, "-m", "tests.cores", python])
+
+
+def molecule() -> Iterator[Step]:
+    for scenario in sorted(path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml")):
+        yield Step(f"molecule-{scenario}", ["molecule", "test", "-s", scenario])
+
+
+def e2e() -> Iterator[Step]:
+    yield pytest_step("e2e", "tests/e2e")
+
+
+TIERS = {"lint": lint, "unit": unit, "cores": cores, "molecule": molecule, "e2e": e2e}
+SETS = {"test": ["lint", "unit", "cores", "molecule", "e2e"], "full": list(TIERS)}
+
+
+def run_step(step: Step) -> Outcome:
+    print(f"\n=== {step.name}: {' '.join(step.argv)}", flush=True)
+    start = time.monotonic()
+    if shutil.which(step.argv[0]) is None:
+        print(f"{step.argv[0]} is not installed; `make os-packages dev` installs it", flush=True)
+        return Outcome(step.name, 0, 1, 0, 0.0)
+    with (LOGS / f"{step.name}.log").open("w", encoding="utf-8") as log:
+        process = subprocess.Popen(
+            step.argv,
+            cwd=ROOT,
+            env={**os.environ, **step.env},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert process.stdout is not None
+        for line in process.stdout:
+            sys.stdout.write(line)
+            sys.stdout.flush()
+            log.write(line)
+        status = process.wait()
+    seconds = time.monotonic() - start
+    counted = count_tests(step)
+    if counted is None:
+        return Outcome(step.name, int(status == 0), int(status != 0), 0, seconds)
+    passed, failed, skipped = counted
+    # A run that breaks outside of its tests (collection, fixtures at exit) has failed even if none of its tests has.
+    return Outcome(step.name, passed, max(failed, int(status != 0)), skipped, seconds)
+
+
+def count_tests(step: Step) -> tuple[int, int, int] | None:
+    """(passed, failed, skipped) from the JUnit report that the step was asked for; null where it wrote none."""
+    reports = [Path(word.split("=", 1)[1]) for word in step.argv if word.startswith("--junit-xml=")]
+    if not reports or not reports[0].is_file():
+        return None
+    suites = list(ET.parse(reports[0]).getroot().iter("testsuite"))
+    total, failed, skipped = (
+        sum(int(suite.get(key, 0)) for suite in suites for key in keys)
+        for keys in (("tests",), ("failures", "errors"), ("skipped",))
+    )
+    return total - failed - skipped, failed, skipped
+
+
+def main(names: list[str]) -> int:
+    tiers = [tier for name in names for tier in SETS.get(name, [name])]
+    unknown = [tier for tier in tiers if tier not in TIERS]
+    if unknown or not tiers:
+        print(f"unknown tier {unknown}: choose from {', '.join([*SETS, *TIERS])}", file=sys.stderr)
+        return 2
+    shutil.rmtree(LOGS, ignore_errors=True)
+    LOGS.mkdir(parents=True)
+    outcomes = [run_step(step) for tier in tiers for step in TIERS[tier]()]
+    print("\n=== what ran")
+    for outcome in outcomes:
+        skipped = f", {outcome.skipped} skipped (reasons above)" if outcome.skipped else ""
+        print(f"{outcome.step:24} {outcome.passed} passed, {outcome.failed} failed{skipped}  [{outcome.seconds:.0f} s]")
+    passed = sum(outcome.passed for outcome in outcomes)
+    failed = sum(outcome.failed for outcome in outcomes)
+    print(f"\n{passed} passed, {failed} failed", flush=True)
+    return 1 if failed or not passed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
