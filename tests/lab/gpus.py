@@ -1,0 +1,32 @@
+# Copyright: The volta.llm authors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Simulated GPUs on a machine: one executable that answers as nvidia-smi, and a file tree that stands in for /proc and /sys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.lab.errors import LabError
+
+SIMULATOR = Path(__file__).with_name("gpu_simulator") / "gpu_simulator.py"
+INSTALLED = "/usr/local/lib/gpu-simulator/gpu_simulator.py"
+#: The program decides by the name it is called by.
+LINKS = {"/usr/bin/nvidia-smi": INSTALLED, "/usr/local/sbin/gpu-sim": INSTALLED}
+#: What an inventory passes to the roles as ``sysroot``.
+SYSROOT = "/var/lib/gpu-simulator/sysroot"
+NONE = "none"
+
+
+def simulator_text() -> str:
+    """The simulator's source."""
+    try:
+        return SIMULATOR.read_text()
+    except FileNotFoundError as error:
+        raise LabError(
+            f"The GPU simulator is not in this checkout: {SIMULATOR} does not exist. Use --gpus none."
+        ) from error
+
+
+def install_command(profile: str) -> list[str]:
+    """What is run on the machine once the simulator is there."""
+    return ["gpu-sim", "install", "--profile", profile]

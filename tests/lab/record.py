@@ -1,0 +1,55 @@
+# Copyright: The volta.llm authors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""What the lab remembers of a lab between calls: one JSON file each."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.lab.files import write_atomic
+
+FILE = "lab.json"
+
+
+@dataclass
+class Server:
+    """A running file server: the folder, its address, and the process that serves it (see podman.process_identity)."""
+
+    root: str
+    url: str
+    port: int
+    process: dict[str, Any] | None = None
+
+
+@dataclass
+class Record:
+    """One lab. ``holder`` is the mount namespace its machines were made in, None where none is needed.
+
+    ``machines`` are numbers 1, 2, ...; ``gpus`` a profile of the simulator or "none"; ``inventories`` the files written for it.
+    """
+
+    name: str
+    subnet: str
+    bridge: str
+    image: str
+    holder: dict[str, Any] | None = None
+    machines: list[int] = field(default_factory=list)
+    gpus: str = "none"
+    inventories: list[str] = field(default_factory=list)
+    servers: list[Server] = field(default_factory=list)
+
+    @classmethod
+    def load(cls, folder: Path) -> Record | None:
+        """The record in ``folder``; None when there is no lab."""
+        try:
+            raw = json.loads((folder / FILE).read_text())
+        except FileNotFoundError:
+            return None
+        raw["servers"] = [Server(**server) for server in raw["servers"]]
+        return cls(**raw)
+
+    def save(self, folder: Path) -> None:
+        write_atomic(folder / FILE, json.dumps(asdict(self), indent=2) + "\n")
