@@ -1,0 +1,606 @@
+# Copyright: The volta.llm authors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Brings a set of files to their places: proves what is there, fetches what is missing, lets nothing wrong have a name.
+
+A set is what belongs together (the shards of a model). Sources are tried in order, each for the whole set: when one
+fails, the next takes over. Files whose SHA-256 is known are put in place one by one; where none is known, only when all
+of them came from one source.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ..faults import Fault, FaultError
+from ..progress import ProgressWriter, read_progress
+from .catalogue import fault
+from .engine import SNIFF, Fetched, Settings, SourceFailed, Transfer, discard
+from .sniff import sniff
+from .sources import Source, from_api, from_hops
+from .store import Lock, Places, Stamp, fsync_folder, read_stamp, remove
+
+MIB = 1 << 20
+EMPTY_SHA256 = hashlib.sha256().hexdigest()
+#: linux/fs.h: share the blocks of another file, where the file system can.
+_FICLONE = 0x40049409
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One file: where it goes, what it must be (null: not known), where it can come from, in order."""
+
+    dest: Path
+    size: int | None = None
+    sha256: str | None = None
+    sources: tuple[Source, ...] = ()
+
+
+@dataclass
+class Delivered:
+    """What became of one file.
+
+    ``verified`` says how much is proved: ``sha256`` (against the expected hash), ``size`` (only that), ``none``.
+    ``fetched`` are body bytes received now, ``resumed_from`` bytes that an earlier run had left.
+    """
+
+    dest: Path
+    size: int | None = None
+    sha256: str | None = None
+    source: str | None = None
+    fetched: int = 0
+    resumed_from: int = 0
+    changed: bool = False
+    set_aside: str | None = None
+
+    def verified(self, wanted: Wanted) -> str:
+        if wanted.sha256:
+            return "sha256"
+        return "size" if wanted.size is not None else "none"
+
+
+@dataclass
+class Report:
+    """The outcome for a set. ``passed_over`` are the faults of sources that failed before another one did it."""
+
+    files: list[Delivered] = field(default_factory=list)
+    passed_over: list[Fault] = field(default_factory=list)
+    faults: list[Fault] = field(default_factory=list)
+    waited: bool = False
+
+
+class Progress:
+    """The set's progress: its own record, and a copy beside the lock for a run that waits."""
+
+    def __init__(self, path: str | None, shared: Path | None) -> None:
+        self._writers = [ProgressWriter(path, "bytes")]
+        if shared is not None:
+            self._writers.append(ProgressWriter(str(shared), "bytes"))
+        self.before = 0
+        self.total: int | None = None
+        self.subject = ""
+        self.phase = ""
+
+    def update(self, done: int, total: int | None = None, force: bool = False) -> None:
+        """``done`` bytes of the file at hand; ``total`` its size, used where the set's is not known."""
+        whole = self.total if self.total is not None else (None if total is None else self.before + total)
+        for writer in self._writers:
+            writer.update(self.phase, self.before + done, whole, self.subject, force=force)
+
+    def waiting(self, text: str) -> None:
+        """Show what the run that has the lock reports."""
+        record = read_progress(text)
+        phase = "another run is on it"
+        if record is None:
+            self._writers[0].update(phase, 0, None, self.subject)
+        else:
+            self._writers[0].update(phase, record.done, record.total, record.subject)
+
+
+class Delivery:
+    """Delivers one set. ``prepare`` is called with each file before it gets its name (owner, group, mode)."""
+
+    def __init__(
+        self,
+        wanted: Sequence[Wanted],
+        settings: Settings,
+        full: bool = False,
+        progress_file: str | None = None,
+        prepare: Callable[[Path], None] = lambda path: None,
+    ) -> None:
+        self._wanted = list(wanted)
+        self._settings = settings
+        self._full = full
+        self._prepare = prepare
+        self._progress_file = progress_file
+        self._progress = Progress(progress_file, None)
+        self.report = Report([Delivered(item.dest) for item in wanted])
+
+    # -- looking ----------------------------------------------------------------------------------------------------
+
+    def proved(self) -> bool:
+        """True when stamps prove every file; reads no file contents."""
+        for item, outcome in zip(self._wanted, self.report.files, strict=True):
+            stamp = self._proof(item)
+            if stamp is None:
+                return False
+            outcome.size, outcome.sha256, outcome.source = stamp.size, stamp.sha256, stamp.source or None
+        return True
+
+    def predict(self) -> Report:
+        """What a run would do, without doing it: ``changed`` for each file. May read files, writes nothing."""
+        if self._full or not self.proved():
+            for item, outcome in self._pending():
+                if self._full or self._proof(item) is None:
+                    digest = _hash_file(item.dest) if _size_of(item.dest) is not None else None
+                    outcome.sha256, outcome.size = digest, _size_of(item.dest)
+                    outcome.changed = digest is None or not _right(item, outcome.size, digest)
+        return self._finish()
+
+    def _proof(self, item: Wanted) -> Stamp | None:
+        """The stamp, if it fits the file and the file is what is wanted."""
+        stamp = read_stamp(Places(item.dest).stamp)
+        try:
+            stat = item.dest.stat()
+        except OSError:
+            return None
+        if stamp is None or not stamp.fits(stat) or not _right(item, stamp.size, stamp.sha256):
+            return None
+        return stamp
+
+    def _pending(self) -> Iterator[tuple[Wanted, Delivered]]:
+        return zip(self._wanted, self.report.files, strict=True)
+
+    # -- doing ------------------------------------------------------------------------------------------------------
+
+    def run(self) -> Report:
+        """Deliver. Raises FaultError with the one fault that ends it; several sources' faults are in the report."""
+        if not self._full and self.proved():
+            return self._finish()
+        self._make_folders()
+        with self._locked():
+            if not self._full and self.proved():
+                return self._finish()
+            missing = self._verify_present()
+            if missing:
+                self._check_space(missing)
+                self._fetch_all(missing)
+        return self._finish()
+
+    def _finish(self) -> Report:
+        failed = bool(self.report.faults)
+        for item, outcome in self._pending():
+            if not item.sha256 and not failed:
+                self.report.faults.append(
+                    fault(
+                        "unverified",
+                        str(item.dest),
+                        "no SHA-256 is given: "
+                        + ("only its size was checked" if item.size is not None else "nothing about it was checked")
+                        + (f"; its SHA-256 is {outcome.sha256}" if outcome.sha256 else ""),
+                        "Give the sha256 that the publisher names.",
+                    )
+                )
+        return self.report
+
+    def _make_folders(self) -> None:
+        for folder in {Places(item.dest).folder for item in self._wanted}:
+            try:
+                created = [parent for parent in folder.parents if not parent.exists()]
+                folder.parent.mkdir(parents=True, exist_ok=True)
+                folder.mkdir(mode=0o755, exist_ok=True)
+            except OSError as exc:
+                raise FaultError(
+                    fault(
+                        "dest_not_writable",
+                        str(folder.parent),
+                        f"cannot be made or written: {exc.strerror}",
+                        "Check the path, its owner and mode, or run with become.",
+                    )
+                ) from exc
+            for parent in created:
+                self._prepare(parent)
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Hold the locks of all files, taken in one order, so that two sets cannot wait for each other."""
+        ordered = sorted(self._wanted, key=lambda item: str(item.dest))
+        with ExitStack() as stack:
+            for item in ordered:
+                places = Places(item.dest)
+                lock = Lock(places.lock)
+                self._progress.subject = item.dest.name
+
+                of_holder = places.progress
+
+                def waiting(shared: Path = of_holder) -> None:
+                    self._progress.waiting(_read_text(shared))
+
+                try:
+                    waited = lock.acquire(waiting)
+                except OSError as exc:
+                    raise FaultError(
+                        fault(
+                            "dest_not_writable",
+                            str(places.lock),
+                            f"cannot be opened: {exc.strerror}",
+                            "Check its owner and mode, or run with become.",
+                        )
+                    ) from exc
+                stack.callback(lock.release)
+                self.report.waited = self.report.waited or waited
+            shared = Places(ordered[0].dest).progress
+            stack.callback(remove, shared)
+            self._progress = Progress(self._progress_file, shared)
+            yield
+
+    def _verify_present(self) -> list[int]:
+        """Prove the files that are there by stamp or by hashing them; the indices of those that are not right."""
+        to_hash: list[int] = []
+        missing: list[int] = []
+        for index, (item, outcome) in enumerate(self._pending()):
+            stamp = None if self._full else self._proof(item)
+            if stamp is not None:
+                outcome.size, outcome.sha256, outcome.source = stamp.size, stamp.sha256, stamp.source or None
+            elif _size_of(item.dest) is None or (item.size is not None and _size_of(item.dest) != item.size):
+                missing.append(index)
+            else:
+                to_hash.append(index)
+        for index, digest in self._hash_present(to_hash):
+            item, outcome = self._wanted[index], self.report.files[index]
+            stat = item.dest.stat()
+            outcome.size, outcome.sha256 = stat.st_size, digest
+            if _right(item, stat.st_size, digest) and _look(item) is None:
+                stamp = read_stamp(Places(item.dest).stamp)
+                outcome.source = stamp.source or None if stamp is not None and stamp.sha256 == digest else None
+                Stamp.of(stat, digest, outcome.source or "").write(Places(item.dest).stamp)
+            else:
+                missing.append(index)
+        return sorted(missing)
+
+    def _hash_present(self, indices: list[int]) -> Iterator[tuple[int, str]]:
+        """Hash files side by side, one a core."""
+        if not indices:
+            return
+        progress = self._progress
+        progress.phase, progress.subject = "verifying", self._wanted[indices[0]].dest.name
+        progress.total = sum(_size_of(self._wanted[index].dest) or 0 for index in indices)
+        done = 0
+        lock = threading.Lock()
+
+        def note(count: int) -> None:
+            nonlocal done
+            with lock:
+                done += count
+                progress.update(done)
+
+        with ThreadPoolExecutor(min(len(indices), os.cpu_count() or 1)) as pool:
+            digests = pool.map(lambda index: _hash_file(self._wanted[index].dest, note), indices)
+            yield from zip(indices, digests, strict=True)
+
+    def _check_space(self, missing: list[int]) -> None:
+        """Room for what is still missing, with a margin, on the file system it goes to."""
+        by_device: dict[int, tuple[Path, int]] = {}
+        for index in missing:
+            item = self._wanted[index]
+            if item.size is None:
+                continue
+            there = 0
+            part = Places(item.dest).part
+            if part.exists():
+                there = min(part.stat().st_blocks * 512, item.size)
+            folder = item.dest.parent
+            device = folder.stat().st_dev
+            path, needed = by_device.get(device, (folder, 0))
+            by_device[device] = (path, needed + item.size - there)
+        for folder, needed in by_device.values():
+            margin = min(1024 * MIB, max(16 * MIB, needed // 100)) if needed else 0
+            free = _free(folder)
+            if free < needed + margin:
+                # What was refused by its hash was kept only in case the hash was the mistake.
+                for index in missing:
+                    remove(Places(self._wanted[index].dest).rejected)
+                free = _free(folder)
+            if free < needed + margin:
+                raise FaultError(
+                    fault(
+                        "disk_full",
+                        str(folder),
+                        f"{_gb(needed)} are missing (and {_gb(margin)} of margin), {_gb(free)} are free",
+                        "Make room on that file system or choose another folder. Nothing was fetched.",
+                    )
+                )
+
+    def _fetch_all(self, missing: list[int]) -> None:
+        """Try the sources in order until every missing file is there."""
+        self._forget_kept(missing)
+        left = [index for index in missing if not self._adopt_rejected(index)]
+        count = max((len(self._wanted[index].sources) for index in left), default=0)
+        failures: list[Fault] = []
+        for number in range(count):
+            if not left:
+                break
+            try:
+                self._fetch_from(number, left)
+            except SourceFailed as exc:
+                failures.append(exc.fault)
+                left = [index for index in left if not self.report.files[index].changed]
+            else:
+                left = []
+        if not left:
+            self.report.passed_over = failures
+            return
+        for index in left:
+            item = self._wanted[index]
+            if not item.sources:
+                failures.append(
+                    fault(
+                        "file_missing",
+                        str(item.dest),
+                        "is not there (or is not the right file), and no source is given",
+                        "Give a url, or put the file there.",
+                    )
+                )
+        self.report.faults = failures
+
+    def _forget_kept(self, missing: list[int]) -> None:
+        total = [self._wanted[index].size for index in missing]
+        self._progress.total = None if None in total else sum(size or 0 for size in total)
+        self._progress.before = 0
+
+    def _fetch_from(self, number: int, left: list[int]) -> None:
+        """Fetch the files from one source. Those without a known hash get their names only when all have come."""
+        held: list[tuple[int, Fetched, str]] = []
+        for position, index in enumerate(left):
+            item = self._wanted[index]
+            if number >= len(item.sources):
+                raise SourceFailed(
+                    fault(
+                        "file_missing",
+                        str(item.dest),
+                        f"has no source number {number + 1}",
+                        "Give every file of a set the same number of sources.",
+                    )
+                )
+            source = item.sources[number]
+            self._progress.phase = ""
+            self._progress.subject = item.dest.name + (f" ({position + 1} of {len(left)})" if len(left) > 1 else "")
+            fetched = self._fetch_one(item, source)
+            if item.sha256:
+                self._place(index, fetched, source)
+            else:
+                held.append((index, fetched, source.label))
+            self._progress.before += fetched.size
+        for index, fetched, _ in held:
+            self._place(index, fetched, self._wanted[index].sources[number])
+
+    def _fetch_one(self, item: Wanted, source: Source) -> Fetched:
+        """A whole and right ``.part``."""
+        places = Places(item.dest)
+        # What the source's own metadata promise holds as well, but what the operator gave comes first.
+        expected = replace(
+            item,
+            size=item.size if item.size is not None else source.size,
+            sha256=item.sha256 or source.sha256,
+        )
+        for attempt in (1, 2):
+            if source.path is not None:
+                fetched = self._copy(places, source, expected)
+            else:
+                settings = replace(self._settings, headers={**self._settings.headers, **source.headers})
+                fetched = Transfer(
+                    source.url or "", places, expected.size, expected.sha256, settings, self._progress.update
+                ).run()
+                expected = self._learn(expected, source, fetched)
+            if expected.sha256 in (None, fetched.sha256):
+                wrong = sniff(_head(places.part), item.dest.name)
+                if wrong is None:
+                    return fetched
+                discard(places)
+                raise SourceFailed(fault(wrong[0], source.label, wrong[1], wrong[2]))
+            if fetched.resumed_from and attempt == 1:
+                # Perhaps what was on disk was wrong, not what the source has.
+                discard(places)
+                continue
+            break
+        self._reject(places, fetched, source)
+        raise SourceFailed(
+            fault(
+                "hash_mismatch",
+                source.label,
+                f"{item.dest.name}: its SHA-256 is {fetched.sha256}, expected {expected.sha256}"
+                + (" (that of an empty file)" if expected.sha256 == EMPTY_SHA256 else ""),
+                "Compare the expected value with the publisher's. If it is right, the source has another file: name "
+                "another source. What came is kept aside and taken without a new download once the hash is corrected.",
+            )
+        )
+
+    def _learn(self, expected: Wanted, source: Source, fetched: Fetched) -> Wanted:
+        """The hub's own hash, where no other is known."""
+        if expected.sha256 or source.kind == "url":
+            return expected
+        size, sha256 = from_hops(fetched.hops)
+        if sha256 is None:
+            size, sha256 = from_api(source, self._settings.timeout, self._settings.ca_path)
+        if size is not None and size != fetched.size:
+            discard(Places(expected.dest))
+            raise SourceFailed(
+                fault(
+                    "size_mismatch",
+                    source.label,
+                    f"the hub names {size} bytes, {fetched.size} came",
+                    "Try again, or name another source.",
+                )
+            )
+        return replace(expected, sha256=sha256)
+
+    def _copy(self, places: Places, source: Source, expected: Wanted) -> Fetched:
+        """From a local file, hashed on the way; blocks are shared where the file system can."""
+        path = Path(source.path or "")
+        digest = hashlib.sha256()
+        done = 0
+        try:
+            with path.open("rb", buffering=0) as origin:
+                size = os.fstat(origin.fileno()).st_size
+                if expected.size is not None and size != expected.size:
+                    raise SourceFailed(
+                        fault(
+                            "size_mismatch",
+                            source.label,
+                            f"the file has {size} bytes, expected {expected.size}",
+                            "Check path and size.",
+                        )
+                    )
+                remove(places.state)
+                with places.part.open("wb", buffering=0) as part:
+                    os.fchmod(part.fileno(), 0o600)
+                    shared = _share_blocks(origin.fileno(), part.fileno())
+                    buffer = memoryview(bytearray(4 * MIB))
+                    while count := origin.readinto(buffer):
+                        digest.update(buffer[:count])
+                        data = buffer[:count]
+                        while data and not shared:
+                            data = data[part.write(data) :]
+                        done += count
+                        self._progress.update(done, size)
+                    os.fsync(part.fileno())
+        except OSError as exc:
+            discard(places)
+            if exc.filename is not None and str(exc.filename) == str(path):
+                raise SourceFailed(
+                    fault(
+                        "source_missing", source.label, f"cannot be read: {exc.strerror}", "Check path and permissions."
+                    )
+                ) from exc
+            code = "disk_full" if exc.errno in (28, 122) else "dest_not_writable"
+            raise FaultError(
+                fault(code, str(places.part), f"cannot be written: {exc.strerror}", "Make room or check permissions.")
+            ) from exc
+        return Fetched(done, digest.hexdigest(), 0, 0, {})
+
+    # -- places -----------------------------------------------------------------------------------------------------
+
+    def _place(self, index: int, fetched: Fetched, source: Source) -> None:
+        """Give the verified part its name; the stamp first, so that a kill in between costs nothing."""
+        item, outcome = self._wanted[index], self.report.files[index]
+        places = Places(item.dest)
+        try:
+            places.part.chmod(0o644)
+            self._prepare(places.part)
+            outcome.set_aside = self._set_aside(places, item)
+            stat = places.part.stat()
+            Stamp.of(stat, fetched.sha256, source.label).write(places.stamp)
+            places.part.replace(item.dest)
+            fsync_folder(item.dest.parent)
+        except OSError as exc:
+            raise FaultError(
+                fault(
+                    "dest_not_writable",
+                    str(item.dest),
+                    f"the verified file cannot be put there: {exc.strerror}",
+                    "Correct the cause and run again: nothing has to be fetched again.",
+                )
+            ) from exc
+        remove(places.state, places.rejected)
+        outcome.size, outcome.sha256, outcome.source = fetched.size, fetched.sha256, source.label
+        outcome.fetched, outcome.resumed_from, outcome.changed = fetched.fetched, fetched.resumed_from, True
+
+    def _set_aside(self, places: Places, item: Wanted) -> str | None:
+        """Keep a file that stands under the name but is not known to be an older version of ours."""
+        size = _size_of(places.dest)
+        if size is None:
+            return None
+        stamp = read_stamp(places.stamp)
+        if stamp is not None and stamp.fits(places.dest.stat()) and stamp.sha256 != item.sha256:
+            # Ours, verified, and now replaced by another version.
+            return None
+        if size == 0:
+            return None
+        places.dest.replace(places.corrupt)
+        return str(places.corrupt)
+
+    def _reject(self, places: Places, fetched: Fetched, source: Source) -> None:
+        """Whole but with another hash than expected: aside, in case the expectation was the mistake."""
+        stamp = places.rejected.with_name(places.rejected.name + ".json")
+        Stamp.of(places.part.stat(), fetched.sha256, source.label).write(stamp)
+        places.part.replace(places.rejected)
+        remove(places.state)
+
+    def _adopt_rejected(self, index: int) -> bool:
+        """Take a file that an earlier run refused, when it has the hash that is expected now."""
+        item = self._wanted[index]
+        places = Places(item.dest)
+        record = places.rejected.with_name(places.rejected.name + ".json")
+        stamp = read_stamp(record)
+        if stamp is None or item.sha256 is None or stamp.sha256 != item.sha256 or not places.rejected.exists():
+            return False
+        if not stamp.fits(places.rejected.stat()) or not _right(item, stamp.size, stamp.sha256):
+            return False
+        discard(places)
+        places.rejected.replace(places.part)
+        remove(record)
+        source = Source(path=stamp.source)
+        self._place(index, Fetched(stamp.size, stamp.sha256, 0, stamp.size, {}), source)
+        return True
+
+
+def _right(item: Wanted, size: int | None, sha256: str | None) -> bool:
+    return item.size in (None, size) and item.sha256 in (None, sha256)
+
+
+def _look(item: Wanted) -> tuple[str, str, str] | None:
+    """What the first bytes of a present file say against it, where no hash speaks for it."""
+    return None if item.sha256 else sniff(_head(item.dest), item.dest.name)
+
+
+def _head(path: Path) -> bytes:
+    with path.open("rb") as handle:
+        return handle.read(SNIFF)
+
+
+def _size_of(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
+
+
+def _hash_file(path: Path, note: Callable[[int], None] = lambda count: None) -> str:
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(4 * MIB))
+    with path.open("rb", buffering=0) as handle:
+        while count := handle.readinto(buffer):
+            digest.update(buffer[:count])
+            note(count)
+    return digest.hexdigest()
+
+
+def _share_blocks(origin: int, target: int) -> bool:
+    try:
+        fcntl.ioctl(target, _FICLONE, origin)
+    except OSError:
+        return False
+    return True
+
+
+def _free(folder: Path) -> int:
+    stat = os.statvfs(folder)
+    return stat.f_bavail * stat.f_frsize
+
+
+def _gb(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError:
+        return ""

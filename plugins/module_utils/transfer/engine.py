@@ -1,0 +1,770 @@
+# Copyright: The volta.llm authors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Fetches one file from one address: range connections side by side, hashed in order while it arrives, resumable.
+
+Workers write what they receive in place into ``<name>.part``. One more thread hashes behind the front up to which the
+file is whole; it reads the page cache, so that memory stays small however far the workers are apart. After every few
+MiB a small state file says which ranges are there: what a killed run leaves is used by the next one, after hashing it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import hashlib
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from ..faults import Fault, FaultError
+from .catalogue import fault
+from .http import Origin, ProtocolError, Response, Session, Unreachable, host_of, redact, retry_after
+from .sniff import sniff
+from .store import Places, Ranges, State, boot_id, remove
+
+MIB = 1 << 20
+READ = 1 * MIB
+#: A worker's request: large enough that the round trip does not matter, small enough that all end together.
+SPAN_MIN, SPAN_FIRST, SPAN_MAX = 4 * MIB, 64 * MIB, 256 * MIB
+#: After this many bytes the state is written; it bounds what a kill costs (with what is in flight).
+STATE_EVERY = 16 * MIB
+#: How often written bytes are forced to the disk, which bounds what a power cut costs.
+SYNC_EVERY_S = 15.0
+SNIFF = 1024
+
+
+class SourceFailed(Exception):
+    """This source cannot give the file; ``fault`` says why. Others may be tried."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.message)
+        self.fault = fault
+
+
+class Restart(Exception):
+    """What was fetched so far is of no use; start from zero."""
+
+    def __init__(self, reason: str, without_ranges: bool = False, code: str = "source_changed") -> None:
+        super().__init__(reason)
+        self.without_ranges = without_ranges
+        self.code = code
+
+
+class Transient(Exception):
+    """A failure that another attempt may not see. ``wait`` is what the server asks for (seconds).
+
+    ``crowded`` means that fewer connections may help; ``code`` is the fault it becomes when it persists.
+    """
+
+    def __init__(
+        self, reason: str, wait: float | None = None, crowded: bool = False, code: str = "source_unreachable"
+    ) -> None:
+        super().__init__(reason)
+        self.wait = wait
+        self.crowded = crowded
+        self.code = code
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to fetch. Times in seconds; ``retries`` are consecutive failures without a byte between them."""
+
+    connections: int = 4
+    timeout: float = 30.0
+    stall_timeout: float = 30.0
+    retries: int = 5
+    retry_wait: float = 1.0
+    longest_wait: float = 120.0
+    headers: Mapping[str, str] = field(default_factory=dict)
+    ca_path: str | None = None
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """A whole file in ``.part``. ``fetched`` are body bytes received, ``resumed_from`` those that were there before."""
+
+    size: int
+    sha256: str
+    fetched: int
+    resumed_from: int
+    hops: Mapping[str, str]
+
+
+class Transfer:
+    """One file from one address. ``progress`` is called with (done, total or null) about twice a second."""
+
+    def __init__(
+        self,
+        url: str,
+        places: Places,
+        size: int | None,
+        sha256: str | None,
+        settings: Settings,
+        progress: Callable[[int, int | None], None] = lambda done, total: None,
+    ) -> None:
+        self._url = url
+        self._name = redact(url)
+        self._origin = Origin.of(url)
+        self._places = places
+        self._want_size = size
+        self._want_sha256 = sha256
+        self._settings = settings
+        self._progress = progress
+        self._fd = -1
+        self._cond = threading.Condition()
+        self._save_lock = threading.Lock()
+        self._state = State()
+        self._total: int | None = None
+        self._ranged = True
+        self._resolved: str | None = None
+        self._hops: dict[str, str] = {}
+        self._fetched = 0
+        self._resumed = 0
+        self._failures = 0
+        self._progress_mark = 0
+        self._refusals = 0
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """The part of the state that belongs to one attempt."""
+        self._busy: dict[int, tuple[int, int | None]] = {}
+        self._sessions: list[Session] = []
+        self._active = 0
+        self._stop = False
+        self._error: BaseException | None = None
+        self._unsaved = 0
+
+    # -- the whole --------------------------------------------------------------------------------------------------
+
+    def run(self) -> Fetched:
+        """Fetch it. Raises SourceFailed (another source may do better) and FaultError (none will)."""
+        self._fd = os.open(self._places.part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._resume()
+            restarts = 0
+            while True:
+                try:
+                    digest = self._attempt()
+                    break
+                except Restart as exc:
+                    restarts += 1
+                    if restarts > 3:
+                        raise SourceFailed(
+                            self._fault(
+                                exc.code,
+                                f"{exc}; started over {restarts - 1} times",
+                                "Ask whoever publishes the file, or name another source.",
+                            )
+                        ) from exc
+                    self._start_over(ranged=self._ranged and not exc.without_ranges)
+            os.fsync(self._fd)
+            size = self._state.done.front
+            return Fetched(size, digest, self._fetched, self._resumed, dict(self._hops))
+        except OSError as exc:
+            raise self._disk_error(exc) from exc
+        finally:
+            os.close(self._fd)
+
+    def _resume(self) -> None:
+        """Take over what an earlier run left, if it is of the file that is wanted now."""
+        state = State.read(self._places.state)
+        length = os.fstat(self._fd).st_size
+        if state is None and length and self._want_sha256:
+            # From another program, or the state was lost. The hash will tell.
+            if self._want_size is None or length <= self._want_size:
+                state = State(self._want_size, self._want_sha256, done=Ranges([(0, length)]))
+        elif state is not None:
+            same_hash = state.sha256 == self._want_sha256 if self._want_sha256 else state.source == self._name
+            same_size = self._want_size is None or state.size in (None, self._want_size)
+            whole = all(high <= length for _, high in state.done.items)
+            if not (same_hash and same_size and whole):
+                state = None
+            elif state.source != self._name:
+                # Another address of the same bytes: its versions have names of their own.
+                state.etag = ""
+        if state is None:
+            self._start_over(ranged=True)
+            return
+        self._state = state
+        self._state.source, self._state.sha256, self._state.boot = self._name, self._want_sha256, boot_id()
+        self._total = self._want_size if self._want_size is not None else state.size
+        self._resumed = self._progress_mark = state.done.total
+
+    def _start_over(self, ranged: bool) -> None:
+        os.ftruncate(self._fd, 0)
+        self._state = State(self._want_size, self._want_sha256, self._name, boot=boot_id())
+        self._total = self._want_size
+        self._ranged = ranged
+        self._resumed = 0
+        self._resolved = None
+        self._save()
+
+    def _attempt(self) -> str:
+        """Fetch what is missing; the SHA-256 of the whole."""
+        self._prepare()
+        hasher = _Hasher(self._fd, self._front)
+        workers: list[threading.Thread] = []
+        try:
+            hasher.start()
+            # Again while something is missing: the last workers may have left it to each other.
+            while self._total is None or self._state.done.total < self._total:
+                session, span, response = self._first()
+                if response is not None:
+                    self._preallocate()
+                    workers += self._start_workers(session, span, response)
+                self._watch()
+                if self._error is not None:
+                    raise self._error
+            self._save()
+            while not hasher.reached(self._total):
+                self._progress(self._total, self._total)
+                time.sleep(0.01)
+            return hasher.digest()
+        finally:
+            self._halt(workers, hasher)
+
+    def _watch(self) -> None:
+        """Wait for the workers; report, and force bytes to the disk now and then."""
+        synced = time.monotonic()
+        while True:
+            with self._cond:
+                if self._error is not None or self._active == 0:
+                    break
+                self._cond.wait(0.5)
+                done = Ranges(list(self._state.done.items))
+            self._progress(done.total, self._total)
+            if time.monotonic() - synced > SYNC_EVERY_S:
+                os.fdatasync(self._fd)
+                with self._cond:
+                    self._state.durable = done
+                self._save()
+                synced = time.monotonic()
+        self._progress(self._state.done.total, self._total)
+
+    def _halt(self, workers: list[threading.Thread], hasher: _Hasher) -> None:
+        with self._cond:
+            self._stop = True
+            self._cond.notify_all()
+        for session in self._sessions:
+            session.abort()
+        for worker in workers:
+            worker.join()
+        for session in self._sessions:
+            session.close()
+        hasher.stop()
+        self._save()
+
+    # -- requests ---------------------------------------------------------------------------------------------------
+
+    def _session(self) -> Session:
+        chosen = self._settings
+        session = Session(chosen.timeout, chosen.stall_timeout, chosen.headers, chosen.ca_path)
+        self._sessions.append(session)
+        return session
+
+    def _first(self) -> tuple[Session, tuple[int, int | None], Response | None]:
+        """The first answer, which tells size and abilities. The response is null when all is there already."""
+        session = self._session()
+        while True:
+            span = self._take(0)
+            if span is None:
+                return session, (0, 0), None
+            try:
+                response, span = self._request(session, span)
+                self._busy[0] = span
+                return session, span, response
+            except Transient as exc:
+                session.close()
+                self._sleep(self._failed(exc))
+
+    def _request(self, session: Session, span: tuple[int, int | None]) -> tuple[Response, tuple[int, int | None]]:
+        """Ask for a span; the answer and the span it really holds."""
+        start, end = span
+        headers = {}
+        if self._ranged and (start > 0 or end is not None):
+            headers["Range"] = f"bytes={start}-" + (str(end - 1) if end is not None else "")
+            if _strong(self._state.etag):
+                headers["If-Range"] = self._state.etag
+        try:
+            response = session.get(self._resolved or self._url, headers, self._origin)
+        except Unreachable as exc:
+            with self._cond:
+                self._resolved = None
+            raise Transient(str(exc), crowded=True) from exc
+        except ProtocolError as exc:
+            raise Transient(str(exc), code="source_misbehaves") from exc
+        self._hops.update(response.hops)
+        if response.status in (200, 206):
+            span = self._accept(response, start, end)
+            if response.url != self._url:
+                with self._cond:
+                    self._resolved = response.url
+            return response, span
+        self._refuse(response, start)
+        raise AssertionError("unreachable")
+
+    def _accept(self, response: Response, start: int, end: int | None) -> tuple[int, int | None]:
+        encoding = response.headers.get("content-encoding", "identity").strip().lower()
+        if encoding not in ("", "identity"):
+            raise SourceFailed(
+                self._fault(
+                    "source_misbehaves",
+                    f"it sends the file compressed ({encoding}) although asked not to",
+                    "A proxy in between may do this: bypass it (no_proxy) or name another source.",
+                )
+            )
+        etag = response.headers.get("etag", "")
+        if _strong(etag) and _strong(self._state.etag) and etag != self._state.etag:
+            raise Restart(f"its ETag changed from {self._state.etag} to {etag}")
+        if response.status == 200:
+            if start > 0 or (self._active and self._ranged and end is not None):
+                raise Restart(
+                    "the whole file came as the answer to a range", without_ranges=True, code="source_misbehaves"
+                )
+            # Asked for a range and answered with all: there are no ranges here.
+            self._ranged = self._ranged and end is None
+            self._know(response.length, etag)
+            return 0, self._total
+        total, low, high = _content_range(response.headers.get("content-range"))
+        if low is None or high is None:
+            # Without Content-Range only the length can prove that this is what was asked for.
+            if self._total is None or response.length != (self._total if end is None else end) - start:
+                raise Restart(
+                    "its 206 answer has no usable Content-Range", without_ranges=True, code="source_misbehaves"
+                )
+            low, high, total = start, start + response.length - 1, self._total
+        if low != start or high < low or (end is not None and high >= end):
+            raise Restart(
+                f"asked for bytes from {start}, it sent bytes from {low} to {high}",
+                without_ranges=True,
+                code="source_misbehaves",
+            )
+        if response.length is not None and response.length != high - low + 1:
+            raise Transient(
+                f"its Content-Range names {high - low + 1} bytes, its Content-Length {response.length}",
+                code="source_misbehaves",
+            )
+        self._know(total, etag)
+        return start, high + 1
+
+    def _know(self, total: int | None, etag: str) -> None:
+        """Compare what the source says about the whole file with what is known."""
+        if total is not None:
+            if total == 0 and self._want_size != 0:
+                raise SourceFailed(
+                    self._fault("empty_file", "the source sent 0 bytes", "Try again later or name another source.")
+                )
+            if self._want_size is not None and total != self._want_size:
+                raise SourceFailed(
+                    self._fault(
+                        "size_mismatch",
+                        f"the source has {total} bytes, expected {self._want_size}",
+                        "Check size and address: another revision of the file, or another quantization.",
+                    )
+                )
+            if self._state.size is not None and total != self._state.size:
+                raise Restart(f"its size changed from {self._state.size} to {total} bytes")
+            self._total = self._state.size = total
+        if _strong(etag):
+            self._state.etag = etag
+
+    def _refuse(self, response: Response, start: int) -> None:
+        """Every status that is not a body of the file."""
+        status = response.status
+        where = f"{redact(response.url)} answers {status} {response.reason}"
+        elsewhere = response.url != self._url
+        if status == 416:
+            self._unsatisfiable(response, start)
+        if status == 401 and not elsewhere:
+            raise FaultError(
+                self._fault(
+                    "source_unauthorized",
+                    where,
+                    "Accept the licence of a gated repository on its web page and pass a token that may read it "
+                    "(headers: Authorization), or correct the token.",
+                )
+            )
+        if elsewhere and status in (400, 401, 403, 404, 410):
+            # A signed link lives about an hour: ask the original address for another one.
+            with self._cond:
+                self._resolved = None
+                self._refusals += 1
+                if self._refusals >= 3:
+                    raise SourceFailed(
+                        self._fault(
+                            "source_refused",
+                            f"the content server {host_of(response.url)} refuses the link that {host_of(self._url)} "
+                            f"gave out ({status} {response.reason}, {self._refusals} times)",
+                            "This is a fault of the content server, not of a token: name another source or endpoint.",
+                        )
+                    )
+            raise Transient(where, wait=0.0, code="source_refused")
+        if status in (404, 410, 451):
+            raise SourceFailed(self._fault("source_missing", where, "Check repository, revision, path and spelling."))
+        if status in (408, 425, 429) or status >= 500:
+            wait = retry_after(response.headers)
+            if wait is not None and wait > self._settings.longest_wait:
+                raise SourceFailed(
+                    self._fault(
+                        "source_unreachable",
+                        f"{where} and asks to wait {wait:.0f} s",
+                        "Run again after that time or name another source.",
+                    )
+                )
+            raise Transient(where, wait=wait, crowded=status in (429, 503))
+        if status in (403, 407):
+            raise SourceFailed(
+                self._fault("source_refused", where, "Check token, address and proxy, or name another source.")
+            )
+        raise SourceFailed(self._fault("source_misbehaves", where, "Check the address or name another source."))
+
+    def _unsatisfiable(self, response: Response, start: int) -> None:
+        """416: the part is already whole, or longer than the file, or the server cannot do ranges here."""
+        total, _, _ = _content_range(response.headers.get("content-range"))
+        if total is not None and total == start and (self._want_size is None or self._want_size == total):
+            if total == 0:
+                self._know(0, "")
+            # Whole already: the hash decides.
+            with self._cond:
+                self._total = self._state.size = total
+            raise Transient("the part is already as long as the file", wait=0.0)
+        if total is not None and total < start:
+            raise Restart(f"the part is longer than the file ({start} of {total} bytes)")
+        raise Restart("it refuses ranges of this file", without_ranges=True, code="source_misbehaves")
+
+    def _fault(self, code: str, message: str, remedy: str) -> Fault:
+        return fault(code, self._name, message, remedy)
+
+    # -- workers ----------------------------------------------------------------------------------------------------
+
+    def _start_workers(
+        self, session: Session, span: tuple[int, int | None], response: Response
+    ) -> list[threading.Thread]:
+        count = self._settings.connections if self._ranged and self._total is not None else 1
+        left = (self._total or 0) - self._state.done.total
+        count = max(1, min(count, -(-left // SPAN_MIN)))
+        self._active = count
+        threads = []
+        for number in range(count):
+            given = (session, span, response) if number == 0 else (self._session(), None, None)
+            thread = threading.Thread(target=self._work, args=(number, *given), daemon=True)
+            thread.start()
+            threads.append(thread)
+        return threads
+
+    def _work(
+        self, number: int, session: Session, span: tuple[int, int | None] | None, response: Response | None
+    ) -> None:
+        buffer = memoryview(bytearray(READ))
+        retired = False
+        try:
+            while not self._stop:
+                if span is None:
+                    span = self._take(number)
+                if span is None:
+                    return
+                try:
+                    if response is None:
+                        response, span = self._request(session, span)
+                    self._receive(response, span, buffer)
+                except Transient as exc:
+                    session.close()
+                    if self._stop:
+                        return
+                    if not self._ranged and self._fetched:
+                        raise Restart(f"{exc}, and this server cannot go on from there", True, exc.code) from exc
+                    if exc.crowded and self._retire(number):
+                        retired = True
+                        return
+                    self._sleep(self._failed(exc))
+                finally:
+                    with self._cond:
+                        self._busy.pop(number, None)
+                    span = response = None
+        except BaseException as exc:  # noqa: BLE001 - handed to the thread that waits
+            with self._cond:
+                # An error that comes of breaking off is not the reason.
+                if self._error is None and not self._stop:
+                    self._error = exc
+        finally:
+            with self._cond:
+                self._active -= 0 if retired else 1
+                self._cond.notify_all()
+
+    def _retire(self, number: int) -> bool:
+        """Leave the rest to the other connections, if there are any at work."""
+        with self._cond:
+            if self._active < 2 or not any(other != number for other in self._busy):
+                return False
+            self._busy.pop(number, None)
+            self._active -= 1
+            return True
+
+    def _take(self, number: int) -> tuple[int, int | None] | None:
+        """The next span to ask for: the first gap that nobody has taken. Null when there is none."""
+        with self._cond:
+            many = self._settings.connections > 1 and self._ranged
+            if self._total is None:
+                start = self._state.done.front
+                # A whole answer, not a range, where ranges serve nothing; else a bounded one, which leaves the rest
+                # to other connections once the size is known.
+                span: tuple[int, int | None] = (start, start + SPAN_FIRST if many else None)
+                self._busy[number] = span
+                return span
+            taken = Ranges(list(self._state.done.items))
+            for low, high in self._busy.values():
+                taken.add(low, self._total if high is None else high)
+            gap = next(taken.gaps(self._total), None)
+            if gap is None:
+                return None
+            start, end = gap
+            if many:
+                share = (self._total - taken.total) // (2 * self._settings.connections)
+                end = min(end, start + max(SPAN_MIN, min(SPAN_MAX, share // MIB * MIB)))
+            self._busy[number] = (start, end)
+            return start, end
+
+    def _receive(self, response: Response, span: tuple[int, int | None], buffer: memoryview) -> None:
+        """Write the body where it belongs."""
+        offset, end = span
+        while end is None or offset < end:
+            if self._stop:
+                return
+            room = buffer if end is None else buffer[: min(len(buffer), end - offset)]
+            count = self._read(response, room)
+            if offset == 0:
+                # The first bytes tell a web page from a model; they are looked at before one is written.
+                while 0 < count < min(SNIFF, len(room)):
+                    more = self._read(response, room[count:])
+                    if more == 0:
+                        break
+                    count += more
+                self._look(bytes(room[:SNIFF]) if count >= SNIFF else bytes(room[:count]), response)
+            if count == 0:
+                break
+            self._write(room[:count], offset)
+            self._note(offset, count)
+            offset += count
+        if end is None:
+            with self._cond:
+                self._total = self._state.size = offset
+            return
+        if offset < end:
+            raise Transient(f"the body ended {end - offset} bytes early")
+        if response.length is None and not self._stop and self._read(response, buffer[:1]):
+            raise SourceFailed(
+                self._fault(
+                    "size_mismatch",
+                    f"the source sends more than the expected {end} bytes",
+                    "Check size and address: another revision of the file, or another quantization.",
+                )
+            )
+
+    def _read(self, response: Response, room: memoryview) -> int:
+        try:
+            return response.readinto(room)
+        except TimeoutError as exc:
+            raise Transient(f"no bytes for {self._settings.stall_timeout:g} s") from exc
+        except Unreachable as exc:
+            raise Transient(str(exc)) from exc
+
+    def _look(self, head: bytes, response: Response) -> None:
+        if not head:
+            if self._want_size == 0:
+                return
+            raise SourceFailed(
+                self._fault("empty_file", "the source sent 0 bytes", "Try again later or name another source.")
+            )
+        found = sniff(head, self._places.dest.name, response.headers.get("content-type", ""))
+        if found is not None:
+            raise SourceFailed(self._fault(*found))
+
+    def _write(self, data: memoryview, offset: int) -> None:
+        while data:
+            written = os.pwrite(self._fd, data, offset)
+            data = data[written:]
+            offset += written
+
+    def _note(self, offset: int, count: int) -> None:
+        with self._cond:
+            self._state.done.add(offset, offset + count)
+            self._fetched += count
+            self._unsaved += count
+            self._refusals = 0
+            save = self._unsaved >= STATE_EVERY
+            if save:
+                self._unsaved = 0
+        if save:
+            self._save()
+
+    def _save(self) -> None:
+        with self._save_lock:
+            with self._cond:
+                state = self._state
+                copy = State(
+                    state.size,
+                    state.sha256,
+                    state.source,
+                    state.etag,
+                    state.boot,
+                    Ranges(list(state.done.items)),
+                    Ranges(list(state.durable.items)),
+                )
+            copy.write(self._places.state)
+
+    def _failed(self, exc: Transient) -> float:
+        """Count a failure; how long to wait before the next attempt. Raises SourceFailed when there were enough."""
+        with self._cond:
+            done = self._state.done.total
+            if done > self._progress_mark:
+                self._failures = 0
+                self._progress_mark = done
+            # Whole already (416): no failure, only another look.
+            if self._total is not None and done >= self._total:
+                return 0.0
+            self._failures += 1
+            failures = self._failures
+        if failures > self._settings.retries:
+            raise SourceFailed(
+                self._fault(
+                    exc.code,
+                    f"{exc} ({failures} attempts)",
+                    "Check network, proxy and address from this host, or name another source. "
+                    "Run again: it goes on from what is there.",
+                )
+            )
+        if exc.wait is not None:
+            return exc.wait
+        return min(self._settings.retry_wait * 2.0 ** (failures - 1), self._settings.longest_wait)
+
+    def _sleep(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        with self._cond:
+            while not self._stop and self._error is None:
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    return
+                self._cond.wait(min(left, 1.0))
+                if self._active == 0:
+                    self._progress(self._state.done.total, self._total)
+
+    # -- the disk ---------------------------------------------------------------------------------------------------
+
+    def _front(self) -> int:
+        return self._state.done.front
+
+    def _preallocate(self) -> None:
+        """Claim the blocks, so that a full disk shows now and the file lies in few pieces; the size stays as it is."""
+        if self._total is None or _LIBC is None:
+            return
+        if _LIBC.fallocate(self._fd, _KEEP_SIZE, ctypes.c_longlong(0), ctypes.c_longlong(self._total)) != 0:
+            code = ctypes.get_errno()
+            # Not every file system can; that is no reason to fail.
+            if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+                raise OSError(code, os.strerror(code))
+
+    def _disk_error(self, exc: OSError) -> FaultError:
+        if exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            return FaultError(
+                fault(
+                    "disk_full",
+                    str(self._places.dest.parent),
+                    f"{exc.strerror} after {self._state.done.total} bytes of {self._places.dest.name}",
+                    "Make room there or choose another folder; the part is kept and the next run goes on from it.",
+                )
+            )
+        return FaultError(
+            fault(
+                "dest_not_writable",
+                str(self._places.part),
+                f"cannot be written: {exc.strerror or exc}",
+                "Check the folder's owner and mode, and that the file system is not read-only.",
+            )
+        )
+
+
+class _Hasher:
+    """Hashes a file in order, up to where it is whole, in a thread of its own."""
+
+    def __init__(self, fd: int, front: Callable[[], int]) -> None:
+        self._fd = fd
+        self._front = front
+        self._digest = hashlib.sha256()
+        self._at = 0
+        self._stop = False
+        self._error: OSError | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def _run(self) -> None:
+        buffer = memoryview(bytearray(4 * MIB))
+        try:
+            while not self._stop:
+                ready = self._front() - self._at
+                if ready <= 0:
+                    time.sleep(0.005)
+                    continue
+                count = os.preadv(self._fd, [buffer[: min(len(buffer), ready)]], self._at)
+                if count == 0:
+                    raise OSError(errno.EIO, "the part is shorter than its state says")
+                self._digest.update(buffer[:count])
+                self._at += count
+        except OSError as exc:
+            self._error = exc
+
+    def reached(self, size: int) -> bool:
+        if self._error is not None:
+            raise self._error
+        return self._at >= size
+
+    def digest(self) -> str:
+        self.stop()
+        return self._digest.hexdigest()
+
+    def stop(self) -> None:
+        self._stop = True
+        if self._thread.is_alive():
+            self._thread.join()
+
+
+def discard(places: Places) -> None:
+    """Forget a part."""
+    remove(places.part, places.state)
+
+
+def _strong(etag: str) -> bool:
+    return bool(etag) and not etag.startswith("W/")
+
+
+def _content_range(value: str | None) -> tuple[int | None, int | None, int | None]:
+    """(total, first, last) of a Content-Range; null for what it does not say."""
+    match = re.fullmatch(r"\s*bytes\s+(?:(\d+)-(\d+)|\*)/(\d+|\*)\s*", value or "")
+    if match is None:
+        return None, None, None
+    low, high, total = match.groups()
+    return (
+        None if total == "*" else int(total),
+        None if low is None else int(low),
+        None if high is None else int(high),
+    )
+
+
+_KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE, linux/falloc.h
+
+
+def _libc() -> ctypes.CDLL | None:
+    # os.posix_fallocate writes every block where the file system cannot allocate; the system call just says so.
+    try:
+        library = ctypes.CDLL(None, use_errno=True)
+        library.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong]
+        return library
+    except (OSError, AttributeError):
+        return None
+
+
+_LIBC = _libc()

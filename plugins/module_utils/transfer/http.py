@@ -1,0 +1,388 @@
+# Copyright: The volta.llm authors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""HTTP for large files: one request at a time, redirects followed in sight, bytes read into the caller's buffer.
+
+Built on http.client because a download needs what urllib hides: the hops of a redirect (their headers carry size and
+hash at Hugging Face), connection reuse for ranges, and reads that return what has arrived.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import email.utils
+import http.client
+import os
+import selectors
+import socket
+import ssl
+import time
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import cast
+from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
+
+REDIRECTS = (301, 302, 303, 307, 308)
+MAX_REDIRECTS = 10
+#: After this pause the next address is tried as well (RFC 8305 recommends 250 ms): an IPv6 route that swallows
+#: packets must not cost a whole time-out.
+NEXT_ADDRESS_S = 0.25
+#: Headers on the way that tell what the file is (huggingface_hub reads the same ones).
+HOP_HEADERS = ("x-linked-size", "x-linked-etag", "x-repo-commit")
+USER_AGENT = "volta.llm model_download"
+
+
+class Unreachable(Exception):
+    """No connection, no answer in time, or the connection broke."""
+
+
+class ProtocolError(Exception):
+    """The other side does not speak HTTP as it should."""
+
+
+def redact(url: str) -> str:
+    """The URL without what may be secret: user, password, query, fragment."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    if ":" in host:
+        host = f"[{host}]"
+    if parts.port:
+        host = f"{host}:{parts.port}"
+    return urlunsplit((parts.scheme, host, parts.path, "", ""))
+
+
+def host_of(url: str) -> str:
+    parts = urlsplit(url)
+    return f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname)
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Who is spoken to: scheme, host, port."""
+
+    scheme: str
+    host: str
+    port: int
+
+    @classmethod
+    def of(cls, url: str) -> Origin:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ProtocolError(f"{redact(url)!r} is not an http or https address")
+        try:
+            port = parts.port
+        except ValueError:
+            raise ProtocolError(f"{parts.hostname}: the port is not a number") from None
+        return cls(parts.scheme, parts.hostname, port or (443 if parts.scheme == "https" else 80))
+
+
+@dataclass
+class Response:
+    """An answer whose body has not been read.
+
+    ``url`` is where it finally came from, ``hops`` the HOP_HEADERS seen on the way, ``length`` the body's announced
+    length in bytes (null when not announced). ``redirected`` is true when it came from elsewhere than asked.
+    """
+
+    status: int
+    reason: str
+    headers: Mapping[str, str]
+    url: str
+    redirected: bool
+    hops: dict[str, str]
+    length: int | None
+    _raw: http.client.HTTPResponse
+    _left: int | None = field(default=None)
+
+    def __post_init__(self) -> None:
+        self._left = self.length
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Read what has arrived, at most the buffer; 0 at the end. Raises Unreachable when the connection breaks."""
+        try:
+            if self._left is None:
+                data = self._raw.read1(len(buffer))
+                buffer[: len(data)] = data
+                return len(data)
+            if self._left == 0:
+                return 0
+            wanted = buffer[: self._left] if self._left < len(buffer) else buffer
+            # The response's own readinto waits until the whole buffer is full; its file object need not.
+            count: int = self._raw.fp.readinto1(wanted)
+        except TimeoutError:
+            raise
+        except (OSError, http.client.HTTPException, ValueError, AttributeError) as exc:
+            raise Unreachable(_reason(exc)) from exc
+        self._left -= count
+        if self._left == 0:
+            # Frees the connection for the next request; http.client did not see these reads.
+            self._raw.close()
+        return count
+
+    def read_small(self, limit: int = 1 << 20) -> bytes:
+        """A short body in one piece, at most ``limit`` bytes."""
+        out = bytearray()
+        buffer = memoryview(bytearray(min(limit, 1 << 16)))
+        while len(out) < limit:
+            count = self.readinto(buffer)
+            if count == 0:
+                break
+            out += buffer[:count]
+        return bytes(out[:limit])
+
+    @property
+    def consumed(self) -> bool:
+        return self._left == 0
+
+
+class Session:
+    """One connection at a time, kept open between requests to the same place.
+
+    ``timeout`` is for connecting and for the answer's head, ``stall_timeout`` for silence within a body, in seconds.
+    ``headers`` go to the place first asked and to no other (they may hold a token). ``ca_path`` is a file of
+    certificates to trust in place of the system's.
+    """
+
+    def __init__(
+        self,
+        timeout: float = 30.0,
+        stall_timeout: float = 30.0,
+        headers: Mapping[str, str] | None = None,
+        ca_path: str | None = None,
+    ) -> None:
+        self._timeout = timeout
+        self._stall_timeout = stall_timeout
+        self._headers = dict(headers or {})
+        self._ca_path = ca_path
+        self._connection: http.client.HTTPConnection | None = None
+        self._connected_to: Origin | None = None
+        self._open: Response | None = None
+        self._sock: socket.socket | None = None
+        self._aborted = False
+
+    def get(self, url: str, headers: Mapping[str, str], origin: Origin | None = None) -> Response:
+        """GET, redirects followed. ``origin`` is who may see the session's headers (default: the URL's own)."""
+        first = origin or Origin.of(url)
+        hops: dict[str, str] = {}
+        here = url
+        for _ in range(MAX_REDIRECTS + 1):
+            own = self._headers if Origin.of(here) == first else {}
+            raw = self._request(here, {**own, **headers})
+            for name in HOP_HEADERS:
+                if raw.headers.get(name):
+                    hops.setdefault(name, raw.headers[name])
+            location = raw.headers.get("location")
+            if raw.status not in REDIRECTS or not location:
+                self._open = _response(raw, here, here != url or origin not in (None, Origin.of(url)), hops)
+                if self._sock is not None:
+                    self._sock.settimeout(self._stall_timeout)
+                return self._open
+            # A short body is read so that the connection can be used again; a long one is not worth it.
+            if raw.length is not None and raw.length <= 1 << 16:
+                with contextlib.suppress(OSError, http.client.HTTPException):
+                    raw.read()
+            else:
+                self.close()
+            here = urljoin(here, quote(location, safe="%/:=&?~#+!$,;'@()*[]"))
+        raise ProtocolError(f"{redact(url)}: more than {MAX_REDIRECTS} redirects")
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+        self._connection, self._connected_to, self._open = None, None, None
+
+    def abort(self) -> None:
+        """Break off from another thread: a read that waits returns at once."""
+        self._aborted = True
+        sock = self._sock
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def _request(self, url: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+        origin = Origin.of(url)
+        if self._open is not None and not self._open.consumed:
+            self.close()
+        reused = self._connection is not None and self._connected_to == origin
+        try:
+            return self._send(origin, url, headers)
+        except (Unreachable, ProtocolError):
+            if not reused or self._aborted:
+                raise
+            # A kept connection may have been closed by the other side meanwhile: that is no failure.
+            return self._send(origin, url, headers)
+
+    def _send(self, origin: Origin, url: str, headers: Mapping[str, str]) -> http.client.HTTPResponse:
+        proxy = _proxy_for(origin)
+        if self._connection is None or self._connected_to != origin:
+            self.close()
+            self._connection = self._connect(origin, proxy)
+            self._connected_to = origin
+        parts = urlsplit(url)
+        target = quote(parts.path or "/", safe="%/:=&~+!$,;'@()*") + (f"?{parts.query}" if parts.query else "")
+        sent = {"User-Agent": USER_AGENT, "Accept": "*/*", "Accept-Encoding": "identity", **headers}
+        if parts.username is not None and "Authorization" not in sent:
+            sent["Authorization"] = _basic(unquote(parts.username), unquote(parts.password or ""))
+        if proxy and origin.scheme == "http":
+            target = urlunsplit((origin.scheme, parts.netloc.rpartition("@")[2], target, "", ""))
+            credentials = _proxy_credentials(proxy)
+            if credentials:
+                sent["Proxy-Authorization"] = credentials
+        try:
+            if self._connection.sock is not None:
+                self._connection.sock.settimeout(self._timeout)
+            self._connection.request("GET", target, headers=sent)
+            # Kept, for http.client forgets the socket of an answer that ends with the connection.
+            self._sock = self._connection.sock
+            return self._connection.getresponse()
+        except TimeoutError as exc:
+            self.close()
+            raise Unreachable(f"no answer within {self._timeout:g} s") from exc
+        except ssl.SSLError as exc:
+            self.close()
+            raise Unreachable(_reason(exc)) from exc
+        except (OSError, http.client.RemoteDisconnected, http.client.IncompleteRead) as exc:
+            self.close()
+            raise Unreachable(_reason(exc)) from exc
+        except (http.client.HTTPException, ValueError) as exc:
+            self.close()
+            raise ProtocolError(_reason(exc)) from exc
+
+    def _connect(self, origin: Origin, proxy: str | None) -> http.client.HTTPConnection:
+        connection: http.client.HTTPConnection
+        peer = Origin.of(proxy) if proxy else origin
+        if origin.scheme == "https":
+            context = ssl.create_default_context(cafile=self._ca_path)
+            connection = http.client.HTTPSConnection(peer.host, peer.port, timeout=self._timeout, context=context)
+            if proxy:
+                credentials = _proxy_credentials(proxy)
+                tunnel = {"Proxy-Authorization": credentials} if credentials else {}
+                connection.set_tunnel(origin.host, origin.port, headers=tunnel)
+        else:
+            connection = http.client.HTTPConnection(peer.host, peer.port, timeout=self._timeout)
+        connection._create_connection = _connect_any  # type: ignore[attr-defined]
+        return connection
+
+
+def _response(raw: http.client.HTTPResponse, url: str, redirected: bool, hops: dict[str, str]) -> Response:
+    # http.client leaves length null for chunked bodies and for those that end with the connection.
+    headers = cast(Mapping[str, str], raw.headers)
+    return Response(raw.status, raw.reason, headers, url, redirected, hops, raw.length, raw)
+
+
+def _connect_any(
+    address: tuple[str, int], timeout: float = 30.0, source_address: object = None, **_: object
+) -> socket.socket:
+    """Connect to whichever address of the host answers first, each tried NEXT_ADDRESS_S after the one before."""
+    host, port = address
+    try:
+        infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError as exc:
+        raise OSError(f"the name {host} does not resolve ({exc.strerror or exc})") from exc
+    waiting = _interleaved(infos)
+    deadline = time.monotonic() + timeout
+    last: OSError = TimeoutError(f"no connection within {timeout:g} s")
+    selector = selectors.DefaultSelector()
+    winner: socket.socket | None = None
+    try:
+        while winner is None and (waiting or selector.get_map()):
+            now = time.monotonic()
+            if now >= deadline:
+                raise TimeoutError(f"no connection within {timeout:g} s")
+            if waiting:
+                family, kind, proto, _, sockaddr = waiting.pop(0)
+                try:
+                    sock = socket.socket(family, kind, proto)
+                except OSError as exc:
+                    last = exc
+                    continue
+                sock.setblocking(False)
+                code = sock.connect_ex(sockaddr)
+                # 115 EINPROGRESS; the selector says when it is decided.
+                if code in (0, 115):
+                    selector.register(sock, selectors.EVENT_WRITE)
+                else:
+                    sock.close()
+                    last = OSError(code, os.strerror(code))
+                    continue
+            pause = NEXT_ADDRESS_S if waiting else deadline - now
+            for key, _mask in selector.select(min(pause, deadline - now)):
+                sock = key.fileobj  # type: ignore[assignment]
+                selector.unregister(sock)
+                code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if code == 0 and winner is None:
+                    winner = sock
+                else:
+                    sock.close()
+                    last = OSError(code, os.strerror(code))
+    finally:
+        for key in list(selector.get_map().values()):
+            key.fileobj.close()  # type: ignore[union-attr]
+        selector.close()
+    if winner is None:
+        raise last
+    winner.setblocking(True)
+    winner.settimeout(timeout)
+    return winner
+
+
+def _interleaved(infos: list[tuple]) -> list[tuple]:  # type: ignore[type-arg]
+    """Addresses in the system's order of preference, the two families taking turns."""
+    if not infos:
+        return []
+    first = [info for info in infos if info[0] == infos[0][0]]
+    other = [info for info in infos if info[0] != infos[0][0]]
+    mixed = []
+    while first or other:
+        if first:
+            mixed.append(first.pop(0))
+        if other:
+            mixed.append(other.pop(0))
+    return mixed
+
+
+def _proxy_for(origin: Origin) -> str | None:
+    """The proxy the environment names (http_proxy, https_proxy, all_proxy, no_proxy), or null."""
+    if urllib.request.proxy_bypass_environment(  # type: ignore[attr-defined]
+        f"{origin.host}:{origin.port}"
+    ):
+        return None
+    proxies = urllib.request.getproxies_environment()
+    proxy = proxies.get(origin.scheme) or proxies.get("all")
+    if proxy and "://" not in proxy:
+        proxy = f"http://{proxy}"
+    return proxy or None
+
+
+def _proxy_credentials(proxy: str) -> str | None:
+    parts = urlsplit(proxy)
+    return None if parts.username is None else _basic(unquote(parts.username), unquote(parts.password or ""))
+
+
+def _basic(user: str, password: str) -> str:
+    return "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()
+
+
+def _reason(exc: BaseException) -> str:
+    if isinstance(exc, ssl.SSLCertVerificationError):
+        return f"its certificate is not trusted ({exc.verify_message})"
+    if isinstance(exc, http.client.RemoteDisconnected):
+        return "the connection was closed without an answer"
+    if isinstance(exc, OSError) and exc.strerror:
+        return exc.strerror
+    return str(exc) or type(exc).__name__
+
+
+def retry_after(headers: Mapping[str, str], now: float | None = None) -> float | None:
+    """Seconds the server asks to wait (Retry-After as seconds or as a date), or null."""
+    value = (headers.get("retry-after") or "").strip()
+    if not value:
+        return None
+    if value.isdigit():
+        return float(value)
+    try:
+        when = email.utils.parsedate_to_datetime(value).timestamp()
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return max(0.0, when - (time.time() if now is None else now))

@@ -1,0 +1,448 @@
+#!/usr/bin/python
+# Copyright: The volta.llm authors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Download large files: resumable, verified while they arrive, atomic."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: model_download
+short_description: Download a large file, or a set of them, resumable and verified
+version_added: 0.1.0
+description:
+  - Fetches a file (or the shards of a model) over several connections, hashes it while it arrives, and gives it its name only when
+    size and SHA-256 are right. What an interrupted run fetched is used by the next one, after hashing it.
+  - A stamp (size, mtime, inode, SHA-256) beside the file lets the next run prove within milliseconds that nothing changed.
+  - Sources are tried in order. With O(files), each is used for the whole set or not at all.
+  - Only one run at a time works on a file; another one waits, showing the first one's progress, and takes over what it left.
+  - "Proxies are taken from the environment (C(http_proxy), C(https_proxy), C(no_proxy))."
+  - Partial data lie in C(<dest>.part), everything else in a folder C(.volta-transfer) beside the file.
+extends_documentation_fragment:
+  - ansible.builtin.files
+options:
+  dest:
+    description:
+      - The file to bring, or with O(files) the folder they go to. Folders are made where missing.
+    type: path
+    required: true
+  url:
+    description:
+      - Address of the file. Short for a single entry in O(sources).
+    type: str
+  sources:
+    description:
+      - Where the file can come from, in order of preference. A URL or file that ends in V(/) stands for the file of the same name
+        below it.
+    type: list
+    elements: dict
+    suboptions:
+      type:
+        description:
+          - What the source is. Default is V(file) when O(sources[].file) is given, else V(url).
+        type: str
+        choices: [url, file, huggingface, modelscope]
+      url:
+        description: Address, http or https.
+        type: str
+      file:
+        description: File or folder that is already on the machine.
+        type: path
+      repo:
+        description: Repository at the model hub, as C(owner/name).
+        type: str
+      revision:
+        description: Branch, tag or commit at the hub. A commit is the only one that cannot move.
+        type: str
+      path:
+        description: Path of the file in the repository, or of a folder when it ends in V(/). Default is the file's name.
+        type: str
+      endpoint:
+        description:
+          - Address of the hub or of a mirror of it. Default is E(HF_ENDPOINT) or C(https://huggingface.co), and C(https://www.modelscope.cn).
+        type: str
+      size:
+        description: What this source's own listing says about the size, in bytes.
+        type: int
+      sha256:
+        description: What this source's own listing says about the SHA-256.
+        type: str
+      headers:
+        description: HTTP headers for this source, in addition to O(headers).
+        type: dict
+  files:
+    description:
+      - A set of files that belong together, such as the shards of a model in their order. Shards keep their names and lie side by side.
+    type: list
+    elements: dict
+    suboptions:
+      name:
+        description: Name of the file in O(dest).
+        type: str
+        required: true
+      url:
+        description: Address of this file.
+        type: str
+      urls:
+        description: Addresses of this file, one per mirror; all files list the mirrors in the same order.
+        type: list
+        elements: str
+      size:
+        description: Size in bytes.
+        type: int
+      sha256:
+        description: SHA-256, 64 hexadecimal digits.
+        type: str
+  sha256:
+    description:
+      - SHA-256 the file must have, 64 hexadecimal digits. Without it only the size can be checked, which the result says with
+        a warning.
+    type: str
+  size:
+    description:
+      - Size the file must have, in bytes.
+    type: int
+  connections:
+    description:
+      - Range connections side by side. Fewer are used when the server cannot do ranges or refuses.
+    type: int
+    default: 4
+  headers:
+    description:
+      - HTTP headers for the address asked first. They are not sent on to other hosts a redirect leads to.
+    type: dict
+  token:
+    description:
+      - Access token for the model hubs, sent as a bearer token.
+    type: str
+  timeout:
+    description:
+      - Seconds to wait for a connection and for the head of an answer.
+    type: float
+    default: 30.0
+  stall_timeout:
+    description:
+      - Seconds without a byte after which a connection is given up and made anew.
+    type: float
+    default: 30.0
+  retries:
+    description:
+      - How many attempts in a row may bring nothing before the next source is tried.
+    type: int
+    default: 5
+  ca_path:
+    description:
+      - File with certificates to trust in place of the system's.
+    type: path
+  verify:
+    description:
+      - V(stamp) trusts the stamp when size, mtime and inode still fit; V(full) hashes the files again, several at a time.
+      - Without a stamp, or in any doubt, files are always hashed.
+    type: str
+    choices: [stamp, full]
+    default: stamp
+  progress_file:
+    description:
+      - Where the progress record is written. Set by the action plugin that shows it.
+    type: path
+  job_file:
+    description:
+      - The C(results_file) that an earlier task with this module, C(async) and C(poll=0) returned. That job is waited for, with
+        progress, and its result returned; when it is gone, the module runs as usual. Used by the action plugin only.
+    type: path
+attributes:
+  check_mode:
+    description: Can run in check_mode and return changed status prediction without modifying target.
+    support: full
+    details: A file without a stamp is read to predict the result.
+  diff_mode:
+    description: Will return details on what has changed (or possibly needs changing in check_mode), when in diff mode.
+    support: full
+  async:
+    description: Supports the C(async) keyword.
+    support: full
+  platform:
+    description: Target OS/families that can be operated against.
+    support: full
+    platforms: linux
+notes:
+  - "The fault codes are: V(bad_argument), V(disk_full), V(dest_not_writable), V(source_unauthorized), V(hash_mismatch), V(size_mismatch),
+    V(not_the_file), V(lfs_pointer), V(empty_file), V(source_missing), V(source_refused), V(source_unreachable), V(source_misbehaves),
+    V(source_changed), V(file_missing); as a warning V(unverified)."
+  - When a right hash was written wrong, the whole file that was refused is kept in C(.volta-transfer) and taken without a new download
+    once the value is corrected.
+author:
+  - The volta.llm authors
+"""
+
+EXAMPLES = r"""
+- name: Bring one file
+  volta.llm.model_download:
+    dest: /srv/models/small/model.gguf
+    url: https://models.example.org/model.gguf
+    size: 4831838208
+    sha256: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
+
+- name: Bring the shards of a model from a mirror, from the hub where that fails
+  volta.llm.model_download:
+    dest: /srv/models/qwen
+    sources:
+      - url: http://mirror.example.org/qwen/
+      - type: huggingface
+        repo: example/Qwen-GGUF
+        revision: 5c1f0a7d6c7a7f0d1c6a6b9c5d3e2f1a0b9c8d7e
+        path: UD-Q4_K_XL/
+    files:
+      - name: qwen-00001-of-00002.gguf
+        size: 49000000000
+        sha256: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
+      - name: qwen-00002-of-00002.gguf
+        size: 12000000000
+        sha256: 60303ae22b998861bce3b28f33eec1be758a213c86c93c076dbe9f558c11c752
+    owner: root
+    group: llama-server
+    mode: "0640"
+
+- name: Start a download and do something else meanwhile
+  volta.llm.model_download:
+    dest: /srv/models/small/model.gguf
+    url: https://models.example.org/model.gguf
+    sha256: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
+  async: 604800
+  poll: 0
+  register: started
+  changed_when: false
+
+- name: Join it
+  volta.llm.model_download:
+    dest: /srv/models/small/model.gguf
+    url: https://models.example.org/model.gguf
+    sha256: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
+    job_file: "{{ started.results_file }}"
+"""
+
+RETURN = r"""
+dest:
+  description: The option O(dest).
+  returned: always
+  type: str
+  sample: /srv/models/small/model.gguf
+size:
+  description: Size of the file in bytes, with O(files) of all of them; null when it is not there.
+  returned: always
+  type: int
+  sample: 4831838208
+sha256:
+  description: SHA-256 of the file; null with O(files) (see RV(files[].sha256)).
+  returned: always
+  type: str
+  sample: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
+source:
+  description: Where the file came from, without query string or login; null when it was there and its origin is not known.
+  returned: always
+  type: str
+  sample: https://models.example.org/model.gguf
+bytes_fetched:
+  description: Bytes of file content received over the network in this run, of all files.
+  returned: always
+  type: int
+  sample: 4831838208
+resumed_from:
+  description: Bytes that an earlier run had left and this one used, of all files.
+  returned: always
+  type: int
+  sample: 0
+verified:
+  description: >-
+    How much is proved about the least proved file: V(sha256) (it has the expected hash), V(size) (only the size was given), V(none).
+  returned: always
+  type: str
+  sample: sha256
+waited:
+  description: Whether another run was at work on the file and was waited for.
+  returned: always
+  type: bool
+duration_s:
+  description: Duration in seconds.
+  returned: always
+  type: float
+files:
+  description: The same for each file.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    dest:
+      description: Path of the file.
+      type: str
+    size:
+      description: Size in bytes.
+      type: int
+    sha256:
+      description: SHA-256 of its bytes.
+      type: str
+    source:
+      description: Where it came from; null when not known.
+      type: str
+    bytes_fetched:
+      description: Bytes received in this run.
+      type: int
+    resumed_from:
+      description: Bytes an earlier run had left.
+      type: int
+    verified:
+      description: V(sha256), V(size) or V(none).
+      type: str
+    changed:
+      description: Whether it was put in place by this run (in check mode, would be).
+      type: bool
+    set_aside:
+      description: Where a file was moved that stood under this name and was not right; null when there was none.
+      type: str
+passed_over:
+  description: Faults of sources that failed before another one succeeded, as records like those in RV(faults).
+  returned: always
+  type: list
+  elements: dict
+faults:
+  description: What is wrong, as records with C(code), C(subject), C(message), C(remedy), most serious first.
+  returned: always
+  type: list
+  elements: dict
+"""
+
+import time
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.volta.llm.plugins.module_utils.faults import FaultError
+from ansible_collections.volta.llm.plugins.module_utils.results import finish
+from ansible_collections.volta.llm.plugins.module_utils.transfer.deliver import Delivery, Report, Wanted
+from ansible_collections.volta.llm.plugins.module_utils.transfer.engine import Settings
+from ansible_collections.volta.llm.plugins.module_utils.transfer.request import secrets_in, wanted_files
+
+SOURCE = {
+    "type": {"type": "str", "choices": ["url", "file", "huggingface", "modelscope"]},
+    "url": {"type": "str"},
+    "file": {"type": "path"},
+    "repo": {"type": "str"},
+    "revision": {"type": "str"},
+    "path": {"type": "str"},
+    "endpoint": {"type": "str"},
+    "size": {"type": "int"},
+    "sha256": {"type": "str"},
+    "headers": {"type": "dict", "no_log": True},
+}
+FILE = {
+    "name": {"type": "str", "required": True},
+    "url": {"type": "str"},
+    "urls": {"type": "list", "elements": "str"},
+    "size": {"type": "int"},
+    "sha256": {"type": "str"},
+}
+
+
+def summary(dest: str, wanted: list[Wanted], report: Report, seconds: float) -> dict:
+    """The module's results."""
+    files = [
+        {
+            "dest": str(outcome.dest),
+            "size": outcome.size,
+            "sha256": outcome.sha256,
+            "source": outcome.source,
+            "bytes_fetched": outcome.fetched,
+            "resumed_from": outcome.resumed_from,
+            "verified": outcome.verified(item),
+            "changed": outcome.changed,
+            "set_aside": outcome.set_aside,
+        }
+        for item, outcome in zip(wanted, report.files, strict=True)
+    ]
+    sizes = [entry["size"] for entry in files]
+    single = files[0] if len(files) == 1 else {}
+    sources = {entry["source"].rpartition("/")[0] for entry in files if entry["source"]}
+    return {
+        "dest": dest,
+        "size": None if None in sizes else sum(sizes),
+        "sha256": single.get("sha256"),
+        "source": single.get("source") if single else (sources.pop() if len(sources) == 1 else None),
+        "bytes_fetched": sum(entry["bytes_fetched"] for entry in files),
+        "resumed_from": sum(entry["resumed_from"] for entry in files),
+        "verified": min((entry["verified"] for entry in files), key=["none", "size", "sha256"].index),
+        "waited": report.waited,
+        "changed": any(entry["changed"] for entry in files),
+        "duration_s": round(seconds, 3),
+        "passed_over": [fault.as_dict() for fault in report.passed_over],
+        "files": files,
+    }
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "dest": {"type": "path", "required": True},
+            "url": {"type": "str"},
+            "sources": {"type": "list", "elements": "dict", "options": SOURCE},
+            "files": {"type": "list", "elements": "dict", "options": FILE},
+            "sha256": {"type": "str"},
+            "size": {"type": "int"},
+            "connections": {"type": "int", "default": 4},
+            "headers": {"type": "dict", "no_log": True},
+            "token": {"type": "str", "no_log": True},
+            "timeout": {"type": "float", "default": 30.0},
+            "stall_timeout": {"type": "float", "default": 30.0},
+            "retries": {"type": "int", "default": 5},
+            "ca_path": {"type": "path"},
+            "verify": {"type": "str", "choices": ["stamp", "full"], "default": "stamp"},
+            "progress_file": {"type": "path", "no_log": False},
+            "job_file": {"type": "path"},
+        },
+        add_file_common_args=True,
+        mutually_exclusive=[("url", "files")],
+        supports_check_mode=True,
+        # Addresses can carry signatures in their query; the system log must not get them.
+        no_log=True,
+    )
+    module.no_log_values.update(secrets_in(module.params))
+    begun = time.monotonic()
+    params = module.params
+    wanted, faults = wanted_files(params)
+    if faults:
+        finish(module, faults)
+    settings = Settings(
+        connections=max(1, min(32, params["connections"])),
+        timeout=params["timeout"],
+        stall_timeout=params["stall_timeout"],
+        retries=params["retries"],
+        headers={},
+        ca_path=params["ca_path"],
+    )
+
+    def prepare(path: Path) -> None:
+        arguments = module.load_file_common_arguments(params, path=str(path))
+        if path.is_dir():
+            # The mode is that of the files; a folder made on the way stays readable for whoever may read them.
+            arguments["mode"] = None
+        module.set_fs_attributes_if_different(arguments, False)
+
+    delivery = Delivery(wanted, settings, params["verify"] == "full", params["progress_file"], prepare)
+    try:
+        report = delivery.predict() if module.check_mode else delivery.run()
+    except FaultError as exc:
+        report = delivery.report
+        report.faults.insert(0, exc.fault)
+    results = summary(params["dest"], wanted, report, time.monotonic() - begun)
+    for item in wanted:
+        if item.dest.exists():
+            arguments = module.load_file_common_arguments(params, path=str(item.dest))
+            results["changed"] = module.set_fs_attributes_if_different(arguments, results["changed"])
+    if module._diff and results["changed"]:
+        changed = [entry for entry in results["files"] if entry["changed"]]
+        results["diff"] = {
+            "before": "",
+            "after": "".join(f"{entry['dest']}  {entry['sha256'] or 'to be fetched'}\n" for entry in changed),
+        }
+    finish(module, report.faults, **results)
+
+
+if __name__ == "__main__":
+    main()
