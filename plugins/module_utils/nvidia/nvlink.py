@@ -1,0 +1,245 @@
+# Copyright: The volta.llm authors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Link states of ``nvidia-smi nvlink -s`` and what they mean.
+
+The matrix says which GPUs are joined, this output says which links are up: all six links of a Power9 card are active
+and yet only two of six pairs are linked, and a card of a full mesh can run on five of six. Both are needed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ..faults import Fault
+from .gpu_faults import GPU
+from .products import nvlinks_of
+from .topology import Pair
+from .values import clean, reading
+
+_GPU = re.compile(r"^\W*GPU\s+(\d+):\s*(.*?)\s*(?:\(UUID:\s*([^)\s]*)\)?)?\s*$")
+_LINK = re.compile(r"^\W*Link\s+(\d+):\s*(.+?)\s*$")
+_RATE = re.compile(r"^(\d+(?:\.\d+)?)\s*GB/s$", re.IGNORECASE)
+_ALL_INACTIVE = re.compile(r"all links are in-?active", re.IGNORECASE)
+_NOT_SUPPORTED = re.compile(
+    r"Unable to retrieve NvLink|NvLink.*not supported|No NvLinks|device does not support NVLink", re.IGNORECASE
+)
+_ELIDED = re.compile(r"^\s*(?:\.{2,}|…|\[?\.\.\.\]?|\[\s*truncated.*|<snip>.*)\s*$", re.IGNORECASE)
+
+
+@dataclass(frozen=True)
+class Link:
+    """One link. ``active`` is null where not reported; ``rate_gb_s`` is GB/s each way, null unless active."""
+
+    link: int
+    active: bool | None
+    rate_gb_s: float | None
+
+    def as_dict(self) -> dict[str, object]:
+        return {"link": self.link, "active": self.active, "rate_gb_s": self.rate_gb_s}
+
+
+@dataclass
+class GpuLinks:
+    """The links of one GPU. ``links`` is null where the GPU has none or the driver does not report them; then
+    ``all_inactive`` tells whether the driver at least said that none is up."""
+
+    gpu: int
+    product: str | None
+    uuid: str | None
+    links: list[Link] | None = None
+    all_inactive: bool = False
+
+    @property
+    def active(self) -> int | None:
+        """Number of links that are up, or null."""
+        if self.links is None:
+            return 0 if self.all_inactive else None
+        if any(link.active is None for link in self.links):
+            return None
+        return sum(1 for link in self.links if link.active)
+
+    @property
+    def expected(self) -> int | None:
+        """Number of links of the product, where its name decides it."""
+        return nvlinks_of(self.product)
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "gpu": self.gpu,
+            "product": self.product,
+            "uuid": self.uuid,
+            "active": self.active,
+            "expected": self.expected,
+            "links": None if self.links is None else [link.as_dict() for link in self.links],
+        }
+
+
+@dataclass
+class Status:
+    """The parsed output. ``elided`` tells that somebody cut parts out."""
+
+    gpus: list[GpuLinks] = field(default_factory=list)
+    elided: bool = False
+    faults: list[Fault] = field(default_factory=list)
+
+    def of(self, gpu: int) -> GpuLinks | None:
+        return next((item for item in self.gpus if item.gpu == gpu), None)
+
+
+def parse(text: str) -> Status:
+    """Link states by GPU; empty where the text has none (then the state is unknown, not bad)."""
+    status = Status()
+    current: GpuLinks | None = None
+    for line in clean(text).split("\n"):
+        if match := _GPU.match(line):
+            index, product, uuid = int(match.group(1)), match.group(2), match.group(3)
+            if status.of(index) is not None:
+                status.faults.append(_truncated(f"GPU{index}", f"GPU {index} stands twice in the answer"))
+                current = None
+                continue
+            current = GpuLinks(index, product or None, uuid or None)
+            status.gpus.append(current)
+        elif (match := _LINK.match(line)) and current is not None:
+            link = _link(int(match.group(1)), match.group(2))
+            if link is None or any(known.link == link.link for known in current.links or []):
+                status.faults.append(
+                    _truncated(f"GPU{current.gpu}", f"the line {line.strip()[:60]!r} is cut off or not known")
+                )
+                continue
+            current.links = [*(current.links or []), link]
+        elif _ALL_INACTIVE.search(line):
+            if current is not None:
+                current.all_inactive = True
+        elif _NOT_SUPPORTED.search(line):
+            continue
+        elif _ELIDED.match(line):
+            status.elided = True
+    for gpu in status.gpus:
+        numbers = [link.link for link in gpu.links or []]
+        if numbers and sorted(numbers) != list(range(max(numbers) + 1)):
+            missing = sorted(set(range(max(numbers))) - set(numbers))
+            lines = ", ".join(map(str, missing))
+            status.faults.append(_truncated(f"GPU{gpu.gpu}", f"no line for link {lines}"))
+    return status
+
+
+def _link(number: int, text: str) -> Link | None:
+    bare = text.strip("<>[] ").lower()
+    if bare in {"inactive", "disabled", "down"}:
+        return Link(number, False, None)
+    if match := _RATE.match(text):
+        return Link(number, True, float(match.group(1)))
+    if bare in {"active", "enabled"}:
+        return Link(number, True, None)
+    if reading(text).value is None:
+        return Link(number, None, None)
+    return None
+
+
+def _truncated(subject: str, message: str) -> Fault:
+    return GPU.fault(
+        "nvlink_status_truncated", subject, message, "run `nvidia-smi nvlink -s` again and give the whole output"
+    )
+
+
+def judge(status: Status, gpus: Sequence[int], pairs: Iterable[Pair], require_active: bool) -> list[Fault]:
+    """Faults of the links of ``gpus`` (the subset in use).
+
+    A link is missed where another card of the same product has more links up, or where the product has more and no
+    second card of its kind shows that the board wires fewer. Cards that all alike use fewer (half of a hybrid mesh
+    rented out, or bridges) only give a warning. A card without NVLink gives nothing.
+    """
+    used = list(pairs)
+    wired = {gpu: sum(pair.nvlinks or 0 for pair in used if gpu in (pair.a, pair.b)) for gpu in gpus}
+    if not require_active:
+        return []
+    if not status.gpus:
+        if any(wired.values()):
+            return [_unknown("nvlink -s", "the matrix shows NVLinks, their state is not reported")]
+        return []
+    faults = list(status.faults)
+    if status.elided:
+        faults.append(_truncated("nvlink -s", "parts of the answer were cut out"))
+    absent = [gpu for gpu in gpus if status.of(gpu) is None]
+    if absent:
+        faults.append(_truncated("nvlink -s", "no status for " + ", ".join(f"GPU{gpu}" for gpu in absent)))
+    present = [item for item in status.gpus if item.gpu in set(gpus)]
+    most = _most_active(present)
+    alike: list[GpuLinks] = []
+    for item in present:
+        best = most.get(item.product, 0)
+        if item.active is None:
+            if best or wired.get(item.gpu):
+                faults.append(_unknown(f"GPU{item.gpu}", "no link state, although it or its siblings have NVLinks"))
+            continue
+        siblings = sum(1 for other in present if other.product == item.product)
+        if item.active < best:
+            faults.append(_inactive(item, best))
+        elif item.expected is not None and item.active < item.expected:
+            # A sibling with the same number is a witness for the board's wiring, but not for one without any link.
+            if siblings > 1 and item.active > 0:
+                alike.append(item)
+            else:
+                faults.append(_inactive(item, item.expected))
+        elif item.active < wired.get(item.gpu, 0):
+            faults.append(_inactive(item, wired[item.gpu]))
+    if alike:
+        faults.append(
+            GPU.fault(
+                "nvlink_fewer_than_product",
+                ", ".join(f"GPU{item.gpu}" for item in alike),
+                f"{alike[0].active} of {alike[0].expected} NVLinks are active on all; the board may wire only these",
+                "compare with the vendor's documentation; `min_links_per_pair` asks for a number of links between GPUs",
+            )
+        )
+    faults.extend(_slow(present))
+    return faults
+
+
+def _most_active(present: Iterable[GpuLinks]) -> dict[str | None, int]:
+    most: dict[str | None, int] = {}
+    for item in present:
+        if item.active is not None:
+            most[item.product] = max(most.get(item.product, 0), item.active)
+    return most
+
+
+def _inactive(item: GpuLinks, wanted: int) -> Fault:
+    down = [str(link.link) for link in item.links or [] if link.active is False]
+    named = f"; inactive: {', '.join(down)}" if down else ""
+    return GPU.fault(
+        "nvlink_inactive",
+        f"GPU{item.gpu}",
+        f"{item.active} of {wanted} NVLinks are active{named}",
+        "read `nvidia-smi nvlink -e` and `journalctl -k -b | grep -i nvlink`; reboot; if the link stays down, reseat "
+        "the card or its bridge; on machines with NVSwitch check that nvidia-fabricmanager runs",
+    )
+
+
+def _unknown(subject: str, message: str) -> Fault:
+    return GPU.fault(
+        "nvlink_status_unknown",
+        subject,
+        message,
+        "run `nvidia-smi nvlink -s` by hand; set `require_active_links: false` where the driver does not support it",
+    )
+
+
+def _slow(present: Iterable[GpuLinks]) -> list[Fault]:
+    links = [(item, link) for item in present for link in item.links or [] if link.rate_gb_s]
+    if not links:
+        return []
+    usual = Counter(link.rate_gb_s for _, link in links).most_common(1)[0][0]
+    return [
+        GPU.fault(
+            "nvlink_slow",
+            f"GPU{item.gpu}",
+            f"link {link.link} runs at {link.rate_gb_s:g} GB/s, the others at {usual:g} GB/s",
+            "read `nvidia-smi nvlink -e` for errors on this link and reboot",
+        )
+        for item, link in links
+        if link.rate_gb_s is not None and usual is not None and link.rate_gb_s < usual * 0.9
+    ]
