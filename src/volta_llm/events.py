@@ -51,6 +51,9 @@ class EventLog:
 
 def _of_result(result: dict[str, Any]) -> dict[str, Any]:
     kept = {key: result[key] for key in KEPT_OF_RESULT if key in result}
+    if "exception" in result:
+        # Newer cores no longer say "failed" in the items of a loop; of their exception only that there is one is kept.
+        kept["failed"] = True
     if isinstance(result.get("results"), list):
         kept["results"] = [_of_result(item) for item in result["results"] if isinstance(item, dict)]
     return kept

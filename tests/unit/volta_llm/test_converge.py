@@ -130,13 +130,21 @@ def test_failure_carries_faults_also_those_of_loop_items(
 
 
 def test_no_log_results_stay_censored(checkout: Checkout) -> None:
-    checkout.play("- name: Hide it\n  ansible.builtin.fail:\n    msg: hidden-text\n  no_log: true\n")
+    (checkout.root / "hosts.yml").write_text(
+        (checkout.root / "hosts.yml").read_text().replace("one:", "one: {texts: [hidden-text]}\n    two: {texts: []}")
+    )
+    checkout.play(
+        "- name: Hide each\n  ansible.builtin.fail:\n    msg: '{{ item }}'\n  loop: '{{ texts }}'\n  no_log: true\n"
+        "- name: Hide it\n  ansible.builtin.fail:\n    msg: hidden-text\n  no_log: true\n"
+    )
 
     result = checkout.converge()
 
-    task = result.runs[0].hosts[0].failed_task
-    assert task is not None
-    assert "no_log: true" in str(task.message)
+    tasks = [host.failed_task for host in result.runs[0].hosts]
+    assert [task.name for task in tasks if task] == ["Hide each", "Hide it"]
+    for task in tasks:
+        assert task is not None
+        assert "no_log: true" in str(task.message)
     assert "hidden-text" not in json.dumps(result.as_dict())
 
 
