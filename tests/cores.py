@@ -1,8 +1,8 @@
 """Unit tests, syntax and documentation on one end of the supported range of ansible-core.
 
-Usage: python -m tests.cores PYTHON_VERSION. The lock file resolves one ansible-core per controller Python (2.17 for 3.10, 2.21
-for 3.12 and newer), so the interpreter chooses the core. Where that interpreter does not exist the run says so and is
-skipped: CI machines have it.
+Usage: python -m tests.cores PYTHON_VERSION. The lock file resolves one ansible-core per controller Python (2.17 for
+3.10, 2.21 for 3.12 and newer), so the interpreter chooses the core. Where that interpreter does not exist the run says
+so and is skipped: CI machines have it.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Usage: python -m tests.tiers TIER [TIER ...]; ``test`` is what CI runs, ``full`` adds the heavy ones.
 
-A tier is a list of steps; a step is a command. pytest steps count their tests, other steps count as one. Output is passed
-through as it comes and also kept in build/tests/<step>.log.
+A tier is a list of steps; a step is a command. pytest steps count their tests, other steps count as one. Output is
+passed through as it comes and also kept in build/tests/<step>.log.
 """
 
 from __future__ import annotations

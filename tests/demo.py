@@ -1,0 +1,60 @@
+"""The demo: a simulated 4 x V100 machine, from bare to a served model that answers.
+
+Usage: python -m tests.demo [ANSIBLE-PLAYBOOK OPTION ...]. Starts the lab machine and a file server with the demo's model,
+writes both into inventories/demo/lab.yml, and runs site.yml on it. Run again, it changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.lab.paths import Paths
+
+ROOT = Path(__file__).resolve().parent.parent
+INVENTORY = ROOT / "inventories" / "demo"
+LAB = [sys.executable, "-m", "tests.lab"]
+
+
+def step(text: str) -> None:
+    print(f"--- {text}", flush=True)
+
+
+def lab(*words: str) -> str:
+    """Run a lab command; its last line is its answer, everything before it is passed through."""
+    done = subprocess.run([*LAB, *words], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
+    lines = done.stdout.splitlines() or [""]
+    for line in lines[:-1]:
+        print(line, flush=True)
+    return lines[-1]
+
+
+def prepare(name: str, inventory: Path, hosts: int = 1) -> None:
+    """Start the lab ``name`` with a served model and write its connection details to ``inventory``."""
+    models = Paths.from_environment().cache / "models" / "demo"
+    step("the demo's model: a small GGUF of the architecture qwen4exp, in two shards")
+    subprocess.run([sys.executable, "-m", "tests.lab.demo_model", "--out", str(models)], cwd=ROOT, check=True)
+    step(f"the lab machine: systemd, apt, SSH and four simulated V100 cards (lab {name})")
+    up = ["up", name, "-n", str(hosts), "--gpus", "v100x4", "--inventory", str(inventory)]
+    lab(*up)
+    base_url = lab("serve", name, str(models)).rstrip("/")
+    manifest = json.loads((models / "manifest.json").read_text(encoding="utf-8"))
+    files = [
+        {"name": entry["name"], "url": f"{base_url}/{entry['name']}", "size": entry["size"], "sha256": entry["sha256"]}
+        for entry in manifest["files"]
+    ]
+    lab(*up, "--var", f"demo_model_files={json.dumps(files)}")
+
+
+def main(options: list[str]) -> int:
+    prepare("demo", INVENTORY / "lab.yml")
+    step("ansible-playbook site.yml -i inventories/demo")
+    playbook = ["ansible-playbook", "site.yml", "-i", str(INVENTORY.relative_to(ROOT)), *options]
+    return subprocess.run(playbook, cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": "1"}, check=False).returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
