@@ -1,0 +1,495 @@
+# Copyright: The volta.llm authors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""From the operator's words to the engine's command line and environment.
+
+The operator says how much context a request gets and how many requests run at once; the engine wants the total. With
+an explicit number of slots it divides the total by them and pads each share to 256 tokens (llama.cpp 0.5.0,
+src/llama-context.cpp:292), so each share is padded here first and none comes out short.
+"""
+
+from __future__ import annotations
+
+import difflib
+import ipaddress
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..compat import judge
+from ..faults import Fault
+from .catalogue import CATALOGUE
+from .model_file import stem
+
+BACKENDS = ("cuda", "cpu")
+SPLIT_MODES = ("auto", "none", "layer", "row", "tensor")
+CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
+FLASH_ATTENTION = ("auto", "on", "off")
+
+CONTEXT_STEP = 256
+CONTEXT_MINIMUM = 512
+KEY_MINIMUM = 16
+#: An explicit number means "all, and do not move any to the CPU"; no model has as many layers.
+ALL_LAYERS = "999"
+
+#: What extra_args must not set, and what controls it. Short forms as the engine's help names them.
+MANAGED = {
+    "model": ("-m", "--model", "-mu", "--model-url", "-hf", "-hfr", "--hf-repo", "-dr", "--docker-repo"),
+    "alias": ("-a", "--alias"),
+    "host": ("--host",),
+    "port": ("--port", "--reuse-port"),
+    "context_per_request": ("-c", "--ctx-size", "--kv-unified-per-slot"),
+    "parallel": ("-np", "--parallel", "-kvu", "--kv-unified", "-no-kvu", "--no-kv-unified"),
+    "split_mode": ("-sm", "--split-mode"),
+    "tensor_split": ("-ts", "--tensor-split"),
+    "gpus": ("-dev", "--device", "-ngl", "--gpu-layers", "--n-gpu-layers", "-mg", "--main-gpu", "-fit", "--fit"),
+    "cache_type_k": ("-ctk", "--cache-type-k"),
+    "cache_type_v": ("-ctv", "--cache-type-v"),
+    "flash_attention": ("-fa", "--flash-attn"),
+    "threads": ("-t", "--threads"),
+    "ubatch": ("-ub", "--ubatch-size"),
+    "api_keys": ("--api-key", "--api-key-file"),
+}
+MANAGED_ENVIRONMENT = {
+    "LLAMA_API_KEY": "api_keys",
+    "LLAMA_ARG_API_KEY_FILE": "api_keys",
+    "CUDA_VISIBLE_DEVICES": "gpus",
+    "CUDA_DEVICE_ORDER": "gpus",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the operator states; see the options of module llama_server_arguments, whose names these are."""
+
+    model: str
+    alias: str = ""
+    host: str = "127.0.0.1"
+    port: int = 8080
+    context_per_request: int = 8192
+    parallel: int = 1
+    backend: str = "cuda"
+    split_mode: str = "auto"
+    tensor_split: Any = ()
+    gpus: Sequence[str] = ()
+    cache_type_k: str = "f16"
+    cache_type_v: str = "f16"
+    flash_attention: str = "auto"
+    threads: int | None = None
+    ubatch: int | None = None
+    api_keys: Sequence[str] = ()
+    api_key_file: str = ""
+    extra_args: Sequence[str] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+    binary: str = "/opt/llama.cpp/current/bin/llama-server"
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What is known of the machine: null or empty means unknown, and nothing is concluded from it.
+
+    ``flags``: options the installed engine has. ``gpu_bus_ids``: the machine's GPUs in bus order. ``gpu``: their PCI
+    device id where all are of one kind.
+    """
+
+    flags: frozenset[str] = frozenset()
+    engine_version: str | None = None
+    architecture: str | None = None
+    model_context: int | None = None
+    gpu_bus_ids: tuple[str, ...] = ()
+    gpu: str | None = None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """``argv`` begins with the program. ``context`` is what a request is granted, ``total_context`` what -c says."""
+
+    argv: tuple[str, ...]
+    environment: dict[str, str]
+    alias: str
+    split_mode: str | None
+    gpu_count: int | None
+    context: int
+    total_context: int
+    base_url: str
+    faults: tuple[Fault, ...]
+    notes: tuple[str, ...]
+
+
+def plan(settings: Settings, around: Surroundings) -> Plan:
+    """Judge the settings and compute the command line. Faults do not keep the rest from being computed."""
+    faults: list[Fault] = []
+    notes: list[str] = []
+    alias = settings.alias or stem(settings.model)
+    faults += _check_basics(settings, alias, around)
+    split, split_faults = _tensor_split(settings.tensor_split)
+    faults += split_faults
+    visible, gpu_faults = _visible_gpus(settings, around)
+    faults += gpu_faults
+    gpu_count = len(settings.gpus) or len(around.gpu_bus_ids) or None
+    if settings.backend == "cpu":
+        gpu_count = None
+        if split or settings.gpus:
+            faults.append(_invalid("backend", "cpu uses no GPU, but gpus or tensor_split is set", "Remove them."))
+    elif split and gpu_count is not None and len(split) != gpu_count:
+        faults.append(
+            CATALOGUE.fault(
+                "tensor_split_invalid",
+                "tensor_split",
+                f"{len(split)} numbers for {gpu_count} GPUs in use",
+                f"Write one number for each GPU, as in {[1] * gpu_count}, or leave it out: equal cards share evenly.",
+            )
+        )
+    mode = None
+    if settings.backend == "cuda" and settings.split_mode in SPLIT_MODES:
+        mode = "layer" if settings.split_mode == "auto" else settings.split_mode
+    compat_faults, compat_notes = _compatible(settings, around, mode, gpu_count)
+    faults += compat_faults
+    notes += compat_notes
+    faults += _check_keys(settings)
+    faults += _check_extra(settings, around)
+
+    context = _padded(settings.context_per_request)
+    wanted = _wanted_arguments(settings, alias, context * settings.parallel, mode, split)
+    argv, unknown = _render(settings.binary, wanted, around.flags)
+    faults += unknown
+    argv += [str(word) for word in settings.extra_args]
+
+    environment = {str(name): str(value) for name, value in settings.environment.items()}
+    if settings.backend == "cuda":
+        # The engine numbers cards by speed otherwise, and not as nvidia-smi does.
+        environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+        if visible:
+            environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
+    return Plan(
+        argv=tuple(argv),
+        environment=environment,
+        alias=alias,
+        split_mode=mode,
+        gpu_count=gpu_count,
+        context=context,
+        total_context=context * settings.parallel,
+        base_url=f"http://{reachable_host(settings.host)}:{settings.port}/v1",
+        faults=tuple(faults),
+        notes=tuple(notes),
+    )
+
+
+def is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def reachable_host(host: str) -> str:
+    """Where a client on the machine itself reaches a server that is bound to ``host``; IPv6 in brackets."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if address.is_unspecified:
+        return "127.0.0.1" if address.version == 4 else "[::1]"
+    return str(address) if address.version == 4 else f"[{address}]"
+
+
+def _invalid(subject: str, message: str, remedy: str) -> Fault:
+    return CATALOGUE.fault("setting_invalid", subject, message, remedy)
+
+
+def _padded(tokens: int) -> int:
+    return -(-tokens // CONTEXT_STEP) * CONTEXT_STEP
+
+
+def _check_basics(settings: Settings, alias: str, around: Surroundings) -> list[Fault]:
+    faults = []
+    if not settings.model.startswith("/"):
+        faults.append(_invalid("model", f"{settings.model!r} is not a path from the root", "Write the first shard's."))
+    if settings.model.endswith((".gguf.a", ".gguf.b")):
+        faults.append(_invalid("model", f"{settings.model} is a raw part of a file", "Join the parts with cat first."))
+    if re.search(r"[\x00-\x1f\x7f,]", alias) or alias != alias.strip() or not alias:
+        faults.append(
+            _invalid("alias", f"{alias!r} cannot name a model", "Write a name without commas or line breaks.")
+        )
+    for subject, value, choices in (
+        ("backend", settings.backend, BACKENDS),
+        ("split_mode", settings.split_mode, SPLIT_MODES),
+        ("cache_type_k", settings.cache_type_k, CACHE_TYPES),
+        ("cache_type_v", settings.cache_type_v, CACHE_TYPES),
+        ("flash_attention", settings.flash_attention, FLASH_ATTENTION),
+    ):
+        if value not in choices:
+            faults.append(_invalid(subject, f"{value!r} is unknown", f"Write one of {', '.join(choices)}."))
+    for subject, number, low, high in (
+        # Below 1024 only root may listen, and the server does not run as root.
+        ("port", settings.port, 1024, 65535),
+        ("parallel", settings.parallel, 1, 256),
+        ("threads", settings.threads, 1, 1024),
+        ("ubatch", settings.ubatch, 32, 16384),
+        ("context_per_request", settings.context_per_request, CONTEXT_MINIMUM, 1 << 24),
+    ):
+        if number is not None and not low <= number <= high:
+            faults.append(_invalid(subject, f"{number} is out of range", f"Write a number from {low} to {high}."))
+    most = around.model_context
+    if most is not None and settings.context_per_request > most:
+        faults.append(
+            CATALOGUE.fault(
+                "context_too_large",
+                "context_per_request",
+                f"{settings.context_per_request} asked for, the model has {most}",
+                f"Write {most} or less.",
+            )
+        )
+    return faults + _check_host(settings)
+
+
+def _check_host(settings: Settings) -> list[Fault]:
+    host = settings.host
+    try:
+        if host != "localhost":
+            ipaddress.ip_address(host)
+    except ValueError:
+        return [
+            _invalid(
+                "host",
+                f"{host!r} is not an address",
+                "Write 127.0.0.1, an address of this machine, or 0.0.0.0 for all of them (IPv6 without brackets).",
+            )
+        ]
+    if not is_loopback(host) and not settings.api_keys:
+        return [
+            CATALOGUE.fault(
+                "open_without_key",
+                "host",
+                f"{host} is reachable from other machines and no API key is set: anyone could use the model",
+                "Set api_keys (openssl rand -hex 24 makes one; keep it in a vault), or write 127.0.0.1.",
+            )
+        ]
+    return []
+
+
+def _tensor_split(given: Any) -> tuple[list[float], list[Fault]]:
+    """The proportions as numbers. Text is refused even where it could be read: what it means is easily mistaken."""
+
+    def refuse(message: str, remedy: str) -> tuple[list[float], list[Fault]]:
+        return [], [CATALOGUE.fault("tensor_split_invalid", "tensor_split", message, remedy)]
+
+    if given is None or given == [] or given == () or given == "":
+        return [], []
+    if isinstance(given, str):
+        parts = [part for part in re.split(r"[:,;/\s]+", given.strip("[]() ")) if part]
+        example = "[" + ", ".join(parts) + "]" if all(map(_is_number, parts)) else "[1, 1, 1, 1]"
+        why = ""
+        if ":" in given:
+            why = "; the engine splits on commas only and would put everything on the first card"
+        return refuse(f"{given!r} is text, not a list of numbers{why}", f"Write {example}.")
+    if not isinstance(given, (list, tuple)):
+        return refuse(f"{given!r} is not a list of numbers", "Write one number for each GPU, as in [1, 1, 1, 1].")
+    numbers = []
+    for item in given:
+        if isinstance(item, bool) or not _is_number(str(item)) or float(item) < 0:
+            return refuse(f"{item!r} in it is not a number of at least 0", "Write numbers, as in [1, 1, 1, 1].")
+        numbers.append(float(item))
+    if not any(numbers):
+        return refuse("all proportions are 0: no GPU would get any part", "Write numbers above 0, as in [1, 1, 1, 1].")
+    return numbers, []
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"\d+(\.\d+)?", text.strip()) is not None
+
+
+def _visible_gpus(settings: Settings, around: Surroundings) -> tuple[list[str], list[Fault]]:
+    """CUDA_VISIBLE_DEVICES entries: an index in bus order, or a UUID. Bus ids become indexes."""
+    known = [_bus_id(bus) for bus in around.gpu_bus_ids]
+    visible: list[str] = []
+    faults: list[Fault] = []
+    for gpu in map(str, settings.gpus):
+        if re.fullmatch(r"(GPU|MIG)-[0-9a-fA-F-]{8,}", gpu):
+            visible.append(gpu)
+        elif re.fullmatch(r"\d{1,2}", gpu):
+            visible.append(str(int(gpu)))
+            if known and int(gpu) >= len(known):
+                faults.append(_gpu_unknown(f"{gpu} is not an index of {len(known)} GPUs", list(around.gpu_bus_ids)))
+        elif re.fullmatch(r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]", gpu):
+            if _bus_id(gpu) in known:
+                visible.append(str(known.index(_bus_id(gpu))))
+            else:
+                faults.append(_gpu_unknown(f"{gpu} is no GPU of this machine", list(around.gpu_bus_ids)))
+        else:
+            faults.append(_gpu_unknown(f"{gpu!r} names no GPU", list(around.gpu_bus_ids)))
+    if len(set(visible)) != len(visible):
+        faults.append(
+            _invalid("gpus", f"a GPU is named twice: {', '.join(map(str, settings.gpus))}", "Name each once.")
+        )
+    return visible, faults
+
+
+def _gpu_unknown(message: str, known: list[str]) -> Fault:
+    have = f" Here: {', '.join(known)}." if known else ""
+    return CATALOGUE.fault(
+        "gpu_unknown", "gpus", message, f"Write indexes (nvidia-smi's), bus ids or UUIDs of GPUs.{have}"
+    )
+
+
+def _bus_id(text: str) -> str:
+    """One form for 1a:00.0, 0000:1a:00.0 and 00000000:1A:00.0."""
+    parts = text.lower().split(":")
+    domain = parts[0] if len(parts) == 3 else "0"
+    return f"{int(domain, 16):x}:{parts[-2]}:{parts[-1]}"
+
+
+def _compatible(
+    settings: Settings, around: Surroundings, mode: str | None, gpu_count: int | None
+) -> tuple[list[Fault], list[str]]:
+    """Ask the compatibility table. An explicit row or tensor is judged on any backend: it never works on a CPU."""
+    explicit = settings.split_mode if settings.split_mode in ("row", "tensor") else None
+    faults: list[Fault] = []
+    notes: list[str] = []
+    for subject, cache_type in (("cache_type_k", settings.cache_type_k), ("cache_type_v", settings.cache_type_v)):
+        verdict = judge(
+            {
+                "split_mode": mode or explicit,
+                "architecture": around.architecture,
+                "gpu_count": gpu_count,
+                "gpu": around.gpu if settings.backend == "cuda" else None,
+                "llama_cpp": _release(around.engine_version),
+                "cache_type": cache_type if cache_type in CACHE_TYPES else None,
+                "flash_attention": settings.flash_attention if settings.flash_attention in FLASH_ATTENTION else None,
+                "fit": "false",
+            }
+        )
+        for fault in verdict.faults:
+            if fault.code == "cache_type_unavailable":
+                # Flash attention is needed for quantised values only; keys may be quantised without.
+                if subject == "cache_type_k" and "V cache" in fault.message:
+                    continue
+                faults.append(Fault(fault.code, subject, fault.message, fault.remedy))
+            else:
+                faults.append(Fault(fault.code, fault.subject, fault.message, fault.remedy))
+        notes += [f"{note.subject}: {note.message}" for note in verdict.notes]
+    return list(dict.fromkeys(faults)), list(dict.fromkeys(notes))
+
+
+def _release(version: str | None) -> str | None:
+    found = re.match(r"\d+\.\d+(\.\d+)?", version or "")
+    return found.group(0) if found else None
+
+
+def _check_keys(settings: Settings) -> list[Fault]:
+    faults = []
+    for number, key in enumerate(settings.api_keys):
+        text = str(key)
+        problem = None
+        if not re.fullmatch(r"[\x21-\x7e]+", text):
+            problem = "empty, or holds a space, a line break or a character beyond ASCII"
+        elif text.startswith("#"):
+            problem = "begins with #, which a key file takes for a comment"
+        elif len(text) < KEY_MINIMUM:
+            problem = f"shorter than {KEY_MINIMUM} characters"
+        if problem:
+            # The key itself is never shown, only which one it is.
+            remedy = "Make one with: openssl rand -hex 24"
+            faults.append(CATALOGUE.fault("api_key_unusable", f"api_keys[{number}]", problem, remedy))
+    return faults
+
+
+def _check_extra(settings: Settings, around: Surroundings) -> list[Fault]:
+    faults = []
+    owners = {flag: setting for setting, flags in MANAGED.items() for flag in flags}
+    for word in map(str, settings.extra_args):
+        if re.search(r"[\x00-\x1f\x7f]", word) or word == "":
+            faults.append(_invalid("extra_args", f"{word!r} is empty or holds a control character", "Remove it."))
+        if not word.startswith("-") or _is_number(word.lstrip("-")):
+            continue
+        flag = word.partition("=")[0]
+        if flag in owners:
+            faults.append(_managed("extra_args", flag, owners[flag]))
+        elif around.flags and flag not in around.flags:
+            faults.append(_unknown_flag(flag, around.flags))
+    for name, value in settings.environment.items():
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)) or re.search(r"[\x00-\x1f\x7f]", str(value)):
+            faults.append(_invalid("environment", f"{name!r} or its value cannot be in a unit", "Remove or rename it."))
+        elif str(name) in MANAGED_ENVIRONMENT:
+            faults.append(_managed("environment", str(name), MANAGED_ENVIRONMENT[str(name)]))
+    return faults
+
+
+def _managed(where: str, name: str, setting: str) -> Fault:
+    how = "computed from context_per_request and parallel" if setting == "context_per_request" else f"set by {setting}"
+    return CATALOGUE.fault("argument_managed", where, f"{name} is {how}", f"Use {setting} instead.")
+
+
+def _unknown_flag(flag: str, flags: frozenset[str]) -> Fault:
+    near = difflib.get_close_matches(flag, sorted(flags), n=2, cutoff=0.6)
+    hint = f" Near it: {', '.join(near)}." if near else ""
+    return CATALOGUE.fault(
+        "argument_unknown",
+        flag,
+        "the installed engine has no such option",
+        f"See llama-server --help of the installed engine; options move between releases.{hint}",
+    )
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """An option under the names it has had, newest first; one that is not ``needed`` may be unknown to the engine."""
+
+    names: tuple[str, ...]
+    value: str | None = None
+    needed: bool = True
+
+
+def _wanted_arguments(
+    settings: Settings, alias: str, total: int, mode: str | None, split: list[float]
+) -> list[_Wanted]:
+    wanted = [
+        _Wanted(("--model",), settings.model),
+        _Wanted(("--alias",), alias),
+        _Wanted(("--host",), settings.host),
+        _Wanted(("--port",), str(settings.port)),
+        _Wanted(("--ctx-size",), str(total)),
+        _Wanted(("--parallel",), str(settings.parallel)),
+    ]
+    if settings.backend == "cuda":
+        wanted.append(_Wanted(("--n-gpu-layers", "--gpu-layers"), ALL_LAYERS))
+        wanted.append(_Wanted(("--split-mode",), mode))
+        if split:
+            wanted.append(_Wanted(("--tensor-split",), ",".join(f"{number:g}" for number in split)))
+        # What does not fit shall fail, not move to the CPU unseen.
+        wanted.append(_Wanted(("--fit",), "off", needed=False))
+    if settings.cache_type_k != "f16":
+        wanted.append(_Wanted(("--cache-type-k",), settings.cache_type_k))
+    if settings.cache_type_v != "f16":
+        wanted.append(_Wanted(("--cache-type-v",), settings.cache_type_v))
+    if settings.flash_attention != "auto":
+        wanted.append(_Wanted(("--flash-attn",), settings.flash_attention))
+    if settings.threads is not None:
+        wanted.append(_Wanted(("--threads",), str(settings.threads)))
+    if settings.ubatch is not None:
+        wanted.append(_Wanted(("--ubatch-size",), str(settings.ubatch)))
+    if settings.api_keys:
+        wanted.append(_Wanted(("--api-key-file",), settings.api_key_file))
+    # The web interface and /slots show other users' prompts.
+    wanted.append(_Wanted(("--no-ui", "--no-webui"), needed=False))
+    wanted.append(_Wanted(("--no-slots",), needed=False))
+    wanted.append(_Wanted(("--metrics",), needed=False))
+    return wanted
+
+
+def _render(binary: str, wanted: list[_Wanted], flags: frozenset[str]) -> tuple[list[str], list[Fault]]:
+    """The words of the command line. Where the engine's options are not known, the newest names are used."""
+    argv = [binary]
+    faults = []
+    for option in wanted:
+        name = next((name for name in option.names if name in flags), None) if flags else option.names[0]
+        if name is None:
+            if option.needed:
+                faults.append(_unknown_flag(option.names[0], flags))
+            continue
+        argv.append(name)
+        if option.value is not None:
+            argv.append(option.value)
+    return argv, faults

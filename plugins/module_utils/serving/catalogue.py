@@ -1,0 +1,208 @@
+# Copyright: The volta.llm authors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""The faults of serving: settings, the unit, and what the endpoint does."""
+
+from __future__ import annotations
+
+from ..faults import Catalogue, FaultKind
+
+CATALOGUE = Catalogue(
+    "serving",
+    [
+        # Settings, before anything is changed.
+        FaultKind(
+            "setting_invalid",
+            "error",
+            "A setting of the server is empty, of the wrong form, or outside its range.",
+            "port: 70000 is not a port",
+        ),
+        FaultKind(
+            "tensor_split_invalid",
+            "error",
+            "tensor_split is not a list of numbers, one for each GPU in use.",
+            "tensor_split: '1:1:1:1' is text, and the engine would read it as one number: all on the first card",
+        ),
+        FaultKind(
+            "open_without_key",
+            "error",
+            "The server would listen on an address that other machines reach, without an API key.",
+            "host: 0.0.0.0 is reachable from outside and no API key is set",
+        ),
+        FaultKind(
+            "api_key_unusable",
+            "error",
+            "An API key is too short, or holds a character that a key file or an HTTP header cannot carry.",
+            "api_keys[0]: shorter than 16 characters",
+        ),
+        FaultKind(
+            "argument_managed",
+            "error",
+            "extra_args or environment sets what a setting of its own controls.",
+            "extra_args: --ctx-size is computed from context_per_request and parallel",
+        ),
+        FaultKind(
+            "argument_unknown",
+            "error",
+            "The installed engine does not know an argument.",
+            "--no-mmap: the installed engine has no such option",
+        ),
+        FaultKind(
+            "argument_refused",
+            "error",
+            "The installed engine refuses the arguments when asked to parse them.",
+            "llama-server: error while handling argument --cache-type-k: Unsupported cache type: q9_0",
+        ),
+        FaultKind(
+            "context_too_large",
+            "error",
+            "More context per request is asked for than the model was made for.",
+            "context_per_request: 300000, the model has 262144",
+        ),
+        FaultKind(
+            "gpu_unknown",
+            "error",
+            "A GPU that the server should use is not one of this machine's.",
+            "gpus: 0000:99:00.0 is none of 0000:1a:00.0, 0000:1c:00.0",
+        ),
+        FaultKind(
+            "engine_missing",
+            "error",
+            "The engine's program is not there or does not run.",
+            "/opt/llama.cpp/current/bin/llama-server: no such program",
+        ),
+        FaultKind(
+            "model_missing",
+            "error",
+            "The model file, or one of its shards, is not there or is empty.",
+            "/srv/models/x-00002-of-00004.gguf: there is no such file",
+        ),
+        FaultKind(
+            "model_not_first_shard",
+            "error",
+            "The model is given by a shard that is not the first.",
+            "model: x-00002-of-00004.gguf is shard 2; the engine loads a set by its first",
+        ),
+        FaultKind(
+            "model_unreadable",
+            "error",
+            "The model file is not a GGUF file.",
+            "/srv/models/x.gguf: does not begin with the GGUF magic",
+        ),
+        FaultKind(
+            "port_taken",
+            "critical",
+            "Another program listens on the port.",
+            "127.0.0.1:8080: taken by nginx (pid 812, unit nginx.service)",
+        ),
+        # The unit.
+        FaultKind(
+            "unit_invalid",
+            "error",
+            "systemd does not accept the unit file.",
+            "llama-server.service: Unknown key name 'Foo' in section 'Service'",
+        ),
+        FaultKind(
+            "service_start_failed",
+            "critical",
+            "The service did not become ready; the former unit, if there was one, is in place again.",
+            "llama-server.service: exited before it was ready",
+        ),
+        FaultKind(
+            "service_control_failed",
+            "error",
+            "systemctl could not do what it was asked for.",
+            "llama-server.service: systemctl enable: exit status 1",
+        ),
+        # The endpoint.
+        FaultKind(
+            "service_not_running",
+            "critical",
+            "The service has ended or failed while it was waited for.",
+            "llama-server.service: failed (exit-code)",
+        ),
+        FaultKind(
+            "endpoint_refused",
+            "critical",
+            "Nothing answers on the address within the time limit.",
+            "http://127.0.0.1:8080: connection refused for 60 s",
+        ),
+        FaultKind(
+            "endpoint_loading_timeout",
+            "critical",
+            "The server was still loading the model at the end of the time limit.",
+            "http://127.0.0.1:8080: loading the model for more than 600 s",
+        ),
+        FaultKind(
+            "endpoint_unresponsive",
+            "critical",
+            "The server accepts connections and does not answer in time.",
+            "http://127.0.0.1:8080: no answer to /health within 10 s",
+        ),
+        FaultKind(
+            "endpoint_unexpected",
+            "critical",
+            "What answers does not speak the server's protocol.",
+            "http://127.0.0.1:8080: /health answers 404, this is not llama-server",
+        ),
+        FaultKind(
+            "foreign_listener",
+            "critical",
+            "The process that listens on the port is not the service's.",
+            "127.0.0.1:8080: held by python3 (pid 4711), the service is pid 900",
+        ),
+        FaultKind(
+            "wrong_key",
+            "error",
+            "The server refuses the API key, or the key cannot be read.",
+            "http://127.0.0.1:8080: 401 Invalid API Key",
+        ),
+        FaultKind(
+            "key_not_enforced",
+            "critical",
+            "The server answers requests that carry no API key, although it should ask for one.",
+            "http://127.0.0.1:8080: answers requests without the API key",
+        ),
+        FaultKind(
+            "wrong_model",
+            "critical",
+            "The server offers another model than the one expected.",
+            "model: expected qwen3.8-flash-next, the server offers demo",
+        ),
+        FaultKind(
+            "context_short",
+            "error",
+            "A request is granted less context than was asked for.",
+            "context_per_request: 2048 granted, 8192 asked for",
+        ),
+        FaultKind(
+            "completion_failed",
+            "critical",
+            "The server is ready and the test question fails or is not answered in time.",
+            "http://127.0.0.1:8080: HTTP 500: decode failed",
+        ),
+        FaultKind(
+            "empty_answer",
+            "critical",
+            "The answer to the test question is empty.",
+            "answer: no text in 48 tokens",
+        ),
+        FaultKind(
+            "garbled_answer",
+            "critical",
+            "The answer is made of NUL or other control characters, or of one token repeated.",
+            "answer: one piece of text repeated 48 times",
+        ),
+        FaultKind(
+            "cpu_fallback",
+            "critical",
+            "The server should run on the GPUs and holds no memory there.",
+            "pid 900: no memory on any GPU",
+        ),
+        FaultKind(
+            "gpu_state_unknown",
+            "warning",
+            "Whether the server runs on the GPUs could not be found out.",
+            "nvidia-smi: not found in PATH",
+        ),
+    ],
+)

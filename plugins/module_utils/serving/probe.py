@@ -1,0 +1,423 @@
+# Copyright: The volta.llm authors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Asking an endpoint whether it serves: readiness, whose process it is, which model, how much context, one answer.
+
+Figures are those the server itself gives: ``/props`` names the context of one slot (default_generation_settings.n_ctx)
+and the number of slots (total_slots); ``/v1/models`` names id and aliases (llama.cpp 0.5.0, tools/server).
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..faults import Fault, FaultError
+from ..machine import Machine, run
+from .catalogue import CATALOGUE
+from .listener import listeners
+from .service import Runner, Status, journal_tail, status
+
+PROMPT = "Reply with one short sentence."
+#: A server that answers /health at all does so at once; longer means that it hangs.
+HEALTH_SECONDS = 10.0
+#: A piece of text that fills the answer this often is a repetition.
+REPETITIONS = 4
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of the endpoint, and what is expected of it; null expects nothing.
+
+    ``timeout``: seconds to wait until it is ready. ``answer_timeout``: seconds for the answer.
+    """
+
+    base_url: str
+    api_key: str | None = None
+    model: str | None = None
+    timeout: float = 600.0
+    answer_timeout: float = 120.0
+    context_per_request: int | None = None
+    unit: str | None = None
+    expect_gpu: bool | None = None
+    prompt: str = PROMPT
+    max_tokens: int = 48
+    nvidia_smi: str = "nvidia-smi"
+
+    @property
+    def root(self) -> str:
+        return re.sub(r"(?:/v1)?/*$", "", self.base_url)
+
+
+@dataclass
+class Finding:
+    """What was found; null is unknown. ``ready_s``: seconds waited. ``gpu_memory``: used MiB by GPU UUID."""
+
+    ready_s: float | None = None
+    model: str | None = None
+    context_per_request: int | None = None
+    parallel: int | None = None
+    pid: int | None = None
+    gpu_resident: bool | None = None
+    gpu_memory: dict[str, int | None] = field(default_factory=dict)
+    answer: str | None = None
+    completion_tokens: int | None = None
+    tokens_per_second: float | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """An HTTP answer, or why there is none: ``problem`` is refused, timeout or broken; ``status`` is null then."""
+
+    status: int | None
+    body: bytes = b""
+    problem: str = ""
+    detail: str = ""
+
+    def json(self) -> Any:
+        try:
+            return json.loads(self.body)
+        except ValueError:
+            return None
+
+    @property
+    def message(self) -> str:
+        """The server's own words of an error, as far as there are any."""
+        content = self.json()
+        error = content.get("error") if isinstance(content, dict) else None
+        text = error.get("message") if isinstance(error, dict) else None
+        return str(text)[:300] if text else ""
+
+
+class Client:
+    """Plain HTTP without proxies: the endpoint is on this machine or in its network."""
+
+    def __init__(self, root: str, api_key: str | None) -> None:
+        self._root = root
+        self._key = api_key
+        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+    def get(self, path: str, timeout: float = HEALTH_SECONDS) -> Reply:
+        return self._ask(urllib.request.Request(self._root + path), timeout)
+
+    def post(self, path: str, content: dict[str, Any], timeout: float) -> Reply:
+        request = urllib.request.Request(self._root + path, data=json.dumps(content).encode())
+        request.add_header("Content-Type", "application/json")
+        return self._ask(request, timeout)
+
+    def _ask(self, request: urllib.request.Request, timeout: float) -> Reply:
+        if self._key:
+            request.add_header("Authorization", f"Bearer {self._key}")
+        try:
+            with self._opener.open(request, timeout=timeout) as answer:
+                return Reply(answer.status, answer.read())
+        except urllib.error.HTTPError as exc:
+            return Reply(exc.code, exc.read())
+        except urllib.error.URLError as exc:
+            return self._failed(exc.reason)
+        except (OSError, http.client.HTTPException) as exc:
+            return self._failed(exc)
+
+    @staticmethod
+    def _failed(reason: object) -> Reply:
+        if isinstance(reason, TimeoutError):
+            return Reply(None, problem="timeout", detail="timed out")
+        if isinstance(reason, ConnectionRefusedError):
+            return Reply(None, problem="refused", detail="connection refused")
+        return Reply(None, problem="broken", detail=str(reason))
+
+
+class Probe:
+    """One examination of an endpoint. ``examine`` fills ``finding`` and returns the faults."""
+
+    def __init__(
+        self, question: Question, machine: Machine, runner: Runner = run, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        self.question = question
+        self.finding = Finding()
+        self._machine = machine
+        self._run = runner
+        self._sleep = sleep
+        self._client = Client(question.root, question.api_key)
+
+    def examine(self) -> list[Fault]:
+        """Every check that still makes sense after the ones before it; one that ends the work is the last fault."""
+        faults: list[Fault] = []
+        try:
+            self.wait_until_ready()
+            faults += self._check_process()
+            faults += self._check_model()
+            faults += self._check_context()
+            faults += self._check_answer()
+            faults += self._check_gpu()
+        except FaultError as exc:
+            faults.append(exc.fault)
+        return faults
+
+    # --- readiness ---------------------------------------------------------------------------------------------------
+
+    def wait_until_ready(self) -> None:
+        """Until /health answers 200. A service that has ended is reported at once, with its last lines."""
+        begun = time.monotonic()
+        while True:
+            reply = self._client.get("/health")
+            waited = time.monotonic() - begun
+            if reply.status == 200:
+                if not isinstance(reply.json(), dict):
+                    raise self._unexpected("/health answers 200 with something else than JSON")
+                self.finding.ready_s = round(waited, 2)
+                return
+            if reply.status is not None and reply.status != 503:
+                raise self._unexpected(f"/health answers {reply.status}")
+            self._check_alive()
+            if waited >= self.question.timeout:
+                raise self._not_ready(reply, waited)
+            self._sleep(min(1.0, max(0.1, self.question.timeout - waited)))
+
+    def _not_ready(self, reply: Reply, waited: float) -> FaultError:
+        limit = f"{waited:.0f} s"
+        if reply.status == 503:
+            return self._fault(
+                "endpoint_loading_timeout",
+                f"still loading the model after {limit}",
+                "A large model on a slow disk takes long: raise the time limit, or find out what the disk delivers.",
+            )
+        if reply.problem == "timeout":
+            return self._fault(
+                "endpoint_unresponsive",
+                f"takes connections and does not answer /health; waited {limit}",
+                "See the journal of the service; a process in state D hangs on a GPU and needs a reboot.",
+            )
+        return self._fault(
+            "endpoint_refused",
+            f"{reply.detail}; waited {limit}",
+            "Start the service, or correct host and port in base_url.",
+        )
+
+    def _check_alive(self) -> None:
+        if self.question.unit is None:
+            return
+        now = self._status()
+        # Between two starts the unit is "activating (auto-restart)": the process that was waited for is gone.
+        if now.active in ("failed", "inactive") or now.sub == "auto-restart":
+            tail = journal_tail(self.question.unit, runner=self._run)
+            lines = f". Its last lines:\n{tail}" if tail else ""
+            remedy = f"See: journalctl -u {self.question.unit}"
+            raise FaultError(CATALOGUE.fault("service_not_running", self.question.unit, f"{now.words}{lines}", remedy))
+
+    def _status(self) -> Status:
+        assert self.question.unit is not None
+        return status(self.question.unit, self._run)
+
+    # --- what answers ------------------------------------------------------------------------------------------------
+
+    def _check_process(self) -> list[Fault]:
+        if self.question.unit is None:
+            return []
+        self.finding.pid = self._status().pid
+        port = urllib.parse.urlsplit(self.question.root).port or 80
+        holders = [item for item in listeners(self._machine, port) if item.pid is not None]
+        if not holders or any(item.pid == self.finding.pid for item in holders):
+            return []
+        service = f"the service is pid {self.finding.pid}" if self.finding.pid else "the service does not run"
+        return [
+            CATALOGUE.fault(
+                "foreign_listener",
+                f"{holders[0].address}:{port}",
+                f"held by {holders[0].owner}; {service}",
+                "Stop that program, or give the service another port; requests reach the program, not the service.",
+            )
+        ]
+
+    def _check_model(self) -> list[Fault]:
+        reply = self._client.get("/v1/models")
+        if reply.status in (401, 403):
+            given = "refuses the API key" if self.question.api_key else "asks for an API key and none was given"
+            raise self._fault(
+                "wrong_key",
+                f"{reply.status} {reply.message or ''}: the server {given}",
+                "Give a key that is in the server's key file; the server reads that file once, at its start.",
+            )
+        content = reply.json()
+        entries = content.get("data") if isinstance(content, dict) else None
+        if reply.status != 200 or not isinstance(entries, list):
+            raise self._unexpected(f"/v1/models answers {reply.status or reply.detail} without a list of models")
+        names = [
+            str(name) for entry in entries if isinstance(entry, dict) for name in (entry.get("id"), *_aliases(entry))
+        ]
+        self.finding.model = names[0] if names else None
+        faults = []
+        if self.question.api_key and Client(self.question.root, None).get("/v1/models").status == 200:
+            faults.append(
+                CATALOGUE.fault(
+                    "key_not_enforced",
+                    self.question.root,
+                    "answers requests without the API key",
+                    "The server runs without --api-key-file: restart the service, or see which process answers.",
+                )
+            )
+        if self.question.model and self.question.model not in names:
+            faults.append(
+                CATALOGUE.fault(
+                    "wrong_model",
+                    "model",
+                    f"expected {self.question.model}, the server offers {', '.join(dict.fromkeys(names)) or 'none'}",
+                    "Restart the service with the model wanted, or correct the name.",
+                )
+            )
+        return faults
+
+    def _check_context(self) -> list[Fault]:
+        content = self._client.get("/props").json()
+        if isinstance(content, dict):
+            slot = content.get("default_generation_settings")
+            self.finding.context_per_request = _whole(slot.get("n_ctx") if isinstance(slot, dict) else None)
+            self.finding.parallel = _whole(content.get("total_slots"))
+        granted, asked = self.finding.context_per_request, self.question.context_per_request
+        if asked is not None and granted is not None and granted < asked:
+            return [
+                CATALOGUE.fault(
+                    "context_short",
+                    "context_per_request",
+                    f"{granted} tokens granted, {asked} asked for",
+                    "The engine's -c is the total of all requests; role llama_server computes it.",
+                )
+            ]
+        return []
+
+    def _check_answer(self) -> list[Fault]:
+        # No randomness: the same server gives the same answer, and one that repeats a token does so every time.
+        content: dict[str, Any] = {
+            "messages": [{"role": "user", "content": self.question.prompt}],
+            "max_tokens": self.question.max_tokens,
+            "temperature": 0,
+            "seed": 1,
+        }
+        if self.finding.model:
+            content["model"] = self.finding.model
+        begun = time.monotonic()
+        reply = self._client.post("/v1/chat/completions", content, self.question.answer_timeout)
+        elapsed = time.monotonic() - begun
+        if reply.status != 200:
+            self._check_alive()
+            what = f"HTTP {reply.status}: {reply.message}" if reply.status else reply.detail
+            raise self._fault(
+                "completion_failed",
+                f"the test question got no answer ({what.rstrip(': ')})",
+                "See the journal of the service; a server that is busy needs a larger answer_timeout.",
+            )
+        body = reply.json()
+        text, tokens, rate = _read_completion(body)
+        self.finding.answer = text.strip() if text else None
+        self.finding.completion_tokens = tokens
+        if rate is None and tokens and elapsed > 0:
+            rate = tokens / elapsed
+        self.finding.tokens_per_second = round(rate, 2) if rate is not None else None
+        problem = judge_answer(text, tokens)
+        return [problem] if problem else []
+
+    def _check_gpu(self) -> list[Fault]:
+        """Whether the service's process holds memory on a GPU, by nvidia-smi's list of compute processes."""
+        if not self.question.expect_gpu:
+            return []
+        if self.finding.pid is None:
+            return [_gpu_unknown("the process of the service is not known", "Give unit.")]
+        query = ["--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits"]
+        done = self._machine.run([self.question.nvidia_smi, *query])
+        if not done.ok:
+            what = "not found" if done.missing else "no answer in time" if done.timed_out else f"exit status {done.rc}"
+            return [_gpu_unknown(f"{self.question.nvidia_smi}: {what}", "See module gpu_inventory.")]
+        for line in done.stdout.splitlines():
+            fields = [part.strip() for part in line.split(",")]
+            if len(fields) == 3 and fields[1] == str(self.finding.pid):
+                self.finding.gpu_memory[fields[0]] = _whole(fields[2])
+        self.finding.gpu_resident = bool(self.finding.gpu_memory)
+        if self.finding.gpu_resident:
+            return []
+        return [
+            CATALOGUE.fault(
+                "cpu_fallback",
+                f"pid {self.finding.pid}",
+                "holds no memory on any GPU: the model runs on the CPU",
+                "See the journal for 'no usable GPU'; the usual causes are device nodes that came after the service "
+                "(restart it), an engine built without CUDA, and a driver that does not answer.",
+            )
+        ]
+
+    def _unexpected(self, what: str) -> FaultError:
+        return self._fault(
+            "endpoint_unexpected",
+            f"{what}: this is not llama-server",
+            "Correct host and port in base_url, or see which program listens there: ss -ltnp",
+        )
+
+    def _fault(self, code: str, message: str, remedy: str) -> FaultError:
+        return FaultError(CATALOGUE.fault(code, self.question.root, message, remedy))
+
+
+def judge_answer(text: str | None, tokens: int | None) -> Fault | None:
+    """Null for an answer that is text; HTTP 200 alone proves nothing (a broken attention kernel yields NULs)."""
+    count = f"{tokens} tokens" if tokens is not None else "an unknown number of tokens"
+    remedy = "Ask again by hand; if it stays so, the engine computes wrongly on this GPU: see docs/troubleshooting.md."
+    if text is None or not text.strip():
+        return CATALOGUE.fault("empty_answer", "answer", f"no text in {count}", remedy)
+    broken = sum(1 for char in text if char == "\ufffd" or (char < " " and char not in "\t\r\n"))
+    if broken * 2 >= len(text):
+        what = f"{broken} of {len(text)} characters are NUL or other control characters"
+        return CATALOGUE.fault("garbled_answer", "answer", what, remedy)
+    for words in (text.strip(), text.strip() + " "):
+        period = _period(words)
+        if period * REPETITIONS <= len(words):
+            what = f"one piece of text repeated {len(words) // period} times"
+            return CATALOGUE.fault("garbled_answer", "answer", what, remedy)
+    return None
+
+
+def _period(text: str) -> int:
+    """Length of the shortest piece that ``text`` is repetitions of, the last perhaps cut short."""
+    # borders[i]: length of the longest proper prefix of text[:i + 1] that is also its suffix (Knuth, Morris, Pratt).
+    borders = [0] * len(text)
+    for at in range(1, len(text)):
+        length = borders[at - 1]
+        while length and text[at] != text[length]:
+            length = borders[length - 1]
+        borders[at] = length + 1 if text[at] == text[length] else 0
+    return len(text) - borders[-1]
+
+
+def _gpu_unknown(message: str, remedy: str) -> Fault:
+    return CATALOGUE.fault("gpu_state_unknown", "gpu_resident", message, remedy)
+
+
+def _aliases(entry: dict[str, Any]) -> list[str]:
+    aliases = entry.get("aliases")
+    return [str(alias) for alias in aliases] if isinstance(aliases, list) else []
+
+
+def _whole(value: Any) -> int | None:
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _read_completion(body: Any) -> tuple[str | None, int | None, float | None]:
+    """Text, number of tokens, and tokens a second of a chat completion; reasoning counts as text."""
+    if not isinstance(body, dict):
+        return None, None, None
+    usage, timings, choices = body.get("usage"), body.get("timings"), body.get("choices")
+    tokens = _whole(usage.get("completion_tokens")) if isinstance(usage, dict) else None
+    rate = timings.get("predicted_per_second") if isinstance(timings, dict) else None
+    message = choices[0].get("message") if isinstance(choices, list) and choices else None
+    parts = [message.get(key) or "" for key in ("reasoning_content", "content")] if isinstance(message, dict) else []
+    return "".join(map(str, parts)) or None, tokens, float(rate) if isinstance(rate, (int, float)) else None

@@ -1,0 +1,280 @@
+# Copyright: The volta.llm authors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Switching a service to another unit file, and back when the new one does not work.
+
+While a switch is under way the former unit lies beside the new one as ``NAME.service.before``. A run that is killed
+leaves it there; the next run goes on, and can still bring the former unit back. What a running process has read is
+told by time: a file that is newer than the process is not what the process runs with.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..faults import Fault, FaultError
+from ..machine import Completed, run
+from .catalogue import CATALOGUE
+
+UNIT_FOLDER = Path("/etc/systemd/system")
+JOURNAL_LINES = 25
+#: For systemctl calls that do not wait for the service.
+COMMAND_TIMEOUT = 60.0
+
+Runner = Callable[[Sequence[str], float], Completed]
+
+
+@dataclass(frozen=True)
+class Status:
+    """What systemd says of a unit. ``pid`` is null while no main process runs; ``started`` is its start, epoch s."""
+
+    active: str
+    sub: str
+    result: str
+    pid: int | None
+    enabled: bool
+    started: float | None
+    needs_reload: bool
+
+    @property
+    def running(self) -> bool:
+        return self.active == "active" and self.pid is not None
+
+    @property
+    def words(self) -> str:
+        return f"{self.active} ({self.result if self.active == 'failed' else self.sub})"
+
+
+def status(name: str, runner: Runner = run) -> Status:
+    """Ask systemd; a unit that does not exist is inactive and not enabled."""
+    keys = "ActiveState,SubState,Result,MainPID,UnitFileState,ExecMainStartTimestampMonotonic,NeedDaemonReload"
+    done = runner(["systemctl", "show", name, f"--property={keys}"], COMMAND_TIMEOUT)
+    if not done.ok:
+        raise FaultError(_control_failed(name, "show", done))
+    found = dict(line.partition("=")[::2] for line in done.stdout.splitlines())
+    pid = int(found.get("MainPID") or 0)
+    since_boot = int(found.get("ExecMainStartTimestampMonotonic") or 0) / 1e6
+    started = time.time() - (time.clock_gettime(time.CLOCK_MONOTONIC) - since_boot) if pid and since_boot else None
+    return Status(
+        active=found.get("ActiveState", "unknown"),
+        sub=found.get("SubState", "unknown"),
+        result=found.get("Result", "unknown"),
+        pid=pid or None,
+        enabled=found.get("UnitFileState", "") in ("enabled", "enabled-runtime"),
+        started=started,
+        needs_reload=found.get("NeedDaemonReload") == "yes",
+    )
+
+
+def journal_tail(name: str, since: float | None = None, lines: int = JOURNAL_LINES, runner: Runner = run) -> str:
+    """The last lines of a unit's journal, since a moment (epoch seconds) where one is given; empty where unreadable."""
+    argv = ["journalctl", "--unit", name, "--no-pager", "--output", "cat", "--lines", str(lines)]
+    if since is not None:
+        argv += ["--since", f"@{int(since)}"]
+    done = runner(argv, COMMAND_TIMEOUT)
+    return done.stdout.strip() if done.ok else ""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """How the service shall be.
+
+    ``content`` is the unit file's text. ``inputs`` are files the process reads at its start; one that is newer than the
+    process calls for a restart. ``executable`` is the program the process must run, links resolved.
+    """
+
+    name: str
+    content: str
+    started: bool
+    enabled: bool
+    start_timeout: float
+    inputs: Sequence[str] = ()
+    executable: str | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``changes`` in words, empty when nothing had to be done; ``before`` and ``after`` are unit file texts."""
+
+    changes: tuple[str, ...]
+    before: str
+    after: str
+    faults: tuple[Fault, ...] = ()
+    rolled_back: bool = False
+
+    @property
+    def restarted(self) -> bool:
+        return "started" in self.changes or "restarted" in self.changes
+
+
+class Service:
+    """One unit below ``folder``; ``runner`` runs programs (tests pass their own)."""
+
+    def __init__(self, wanted: Wanted, folder: Path = UNIT_FOLDER, runner: Runner = run) -> None:
+        self.wanted = wanted
+        self.name = wanted.name if wanted.name.endswith(".service") else f"{wanted.name}.service"
+        self.path = folder / self.name
+        self.former = folder / f"{self.name}.before"
+        self._run = runner
+
+    def converge(self, check: bool = False) -> Outcome:
+        """Bring the service to what is wanted. Raises FaultError where systemd cannot be asked or told."""
+        before = _read(self.path)
+        now = status(self.name, self._run)
+        file_differs = before != self.wanted.content
+        changes = []
+        if file_differs:
+            changes.append("unit written")
+        if self.wanted.enabled != now.enabled:
+            changes.append("enabled" if self.wanted.enabled else "disabled")
+        if self.wanted.started:
+            if not now.running:
+                changes.append("started")
+            elif file_differs or self._stale(now):
+                changes.append("restarted")
+        elif now.active not in ("inactive", "failed"):
+            changes.append("stopped")
+        if check or not (changes or self.former.exists() or now.needs_reload):
+            return Outcome(tuple(changes), before or "", self.wanted.content)
+
+        if file_differs:
+            self._verify()
+            if before is not None and not self.former.exists():
+                _write(self.former, before)
+            _write(self.path, self.wanted.content)
+        if file_differs or now.needs_reload:
+            self._systemctl("daemon-reload")
+        if "stopped" in changes:
+            self._systemctl("stop", self.name, timeout=self.wanted.start_timeout)
+        if "started" in changes or "restarted" in changes:
+            fault, back = self._start(now)
+            if fault is not None:
+                return Outcome(tuple(changes), before or "", self.wanted.content, (fault,), back)
+        if self.wanted.enabled != now.enabled:
+            self._systemctl("enable" if self.wanted.enabled else "disable", self.name)
+        self.former.unlink(missing_ok=True)
+        return Outcome(tuple(changes), before or "", self.wanted.content)
+
+    def _stale(self, now: Status) -> bool:
+        """Whether the running process was started before its files were written, or runs another program."""
+        if now.started is not None:
+            for path in (str(self.path), *self.wanted.inputs):
+                try:
+                    written = Path(path).stat().st_mtime
+                except OSError:
+                    continue
+                # A time in the future comes from a clock that was set back, and says nothing.
+                if now.started < written <= time.time():
+                    return True
+        if self.wanted.executable and now.pid is not None:
+            try:
+                running = Path(f"/proc/{now.pid}/exe").readlink()
+            except OSError:
+                return False
+            return str(running) != os.path.realpath(self.wanted.executable)
+        return False
+
+    def _verify(self) -> None:
+        """Let systemd read the new unit before it replaces the one in use."""
+        with tempfile.TemporaryDirectory(prefix="volta-llm-") as folder:
+            candidate = Path(folder) / self.name
+            candidate.write_text(self.wanted.content, encoding="utf-8")
+            done = self._run(["systemd-analyze", "verify", str(candidate)], COMMAND_TIMEOUT)
+        complaints = [line for line in done.stderr.splitlines() if self.name in line]
+        if done.ok or done.missing:
+            return
+        message = "; ".join(line.replace(f"{folder}/", "") for line in complaints) or done.stderr.strip()
+        remedy = "Correct the settings named; the unit in use was not touched."
+        raise FaultError(CATALOGUE.fault("unit_invalid", self.name, message, remedy))
+
+    def _start(self, now: Status) -> tuple[Fault | None, bool]:
+        """Start or restart; on failure put the former unit back. Returns the fault, and whether the former one runs."""
+        begun = time.time()
+        self._systemctl("reset-failed", self.name, must=False)
+        done = self._run(["systemctl", "restart", self.name], self.wanted.start_timeout)
+        if done.ok:
+            return None, False
+        tail = journal_tail(self.name, begun, runner=self._run)
+        failed = status(self.name, self._run)
+        why = f"did not become ready within {self.wanted.start_timeout:.0f} s"
+        if not done.timed_out and failed.result not in ("timeout", "success"):
+            why = "ended before it was ready"
+        back = self._restore(now)
+        if back:
+            consequence = "The former unit is in place again and running."
+        elif self.path.exists():
+            consequence = "The service is stopped."
+        else:
+            consequence = "The unit was removed again; there was none before."
+        lines = f" Its last lines:\n{tail}\n" if tail else " "
+        return (
+            CATALOGUE.fault(
+                "service_start_failed",
+                self.name,
+                f"{why}.{lines}{consequence}",
+                f"Correct the cause and run again; the whole log: journalctl -u {self.name}",
+            ),
+            back,
+        )
+
+    def _restore(self, now: Status) -> bool:
+        """Stop what failed and go back to the former unit, if there is one; whether it runs again."""
+        self._systemctl("stop", self.name, timeout=self.wanted.start_timeout, must=False)
+        former = _read(self.former)
+        if former is None:
+            if not now.enabled and now.active in ("inactive", "failed") and now.pid is None:
+                # Never worked: a unit that cannot start must not be left to be started at boot.
+                self.path.unlink(missing_ok=True)
+                self._systemctl("daemon-reload", must=False)
+            return False
+        _write(self.path, former)
+        self._systemctl("daemon-reload", must=False)
+        self._systemctl("reset-failed", self.name, must=False)
+        back = False
+        if now.running or now.enabled:
+            back = self._run(["systemctl", "restart", self.name], self.wanted.start_timeout).ok
+        self.former.unlink(missing_ok=True)
+        return back
+
+    def _systemctl(self, *words: str, timeout: float = COMMAND_TIMEOUT, must: bool = True) -> None:
+        done = self._run(["systemctl", *words], timeout)
+        if must and not done.ok:
+            raise FaultError(_control_failed(self.name, words[0], done))
+
+
+def _control_failed(name: str, verb: str, done: Completed) -> Fault:
+    if done.missing:
+        what, remedy = "there is no systemctl", "This needs a machine that systemd runs."
+    elif done.timed_out:
+        what, remedy = f"systemctl {verb} did not end in time", f"See: systemctl status {name}"
+    else:
+        what = f"systemctl {verb}: {done.stderr.strip() or f'exit status {done.rc}'}"
+        remedy = f"See: systemctl status {name}"
+    return CATALOGUE.fault("service_control_failed", name, what, remedy)
+
+
+def _read(path: Path) -> str | None:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return None
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file whole: whoever reads it sees the old text or the new one."""
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    partial = Path(name)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+            out.write(text)
+            out.flush()
+            os.fchmod(out.fileno(), 0o644)
+            os.fsync(out.fileno())
+        partial.replace(path)
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise

@@ -1,0 +1,147 @@
+# Copyright: The volta.llm authors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""The systemd unit of a server: own user, only the devices it needs, active means ready.
+
+The server does not tell systemd when it is ready (no sd_notify). So the unit counts as started when its guard, run in
+ExecStartPost, has seen /health answer from the unit's own process; TimeoutStartSec is then the time for loading. The
+guard's last step clears the start counter: deaths before readiness are counted and end in "failed" after three,
+deaths of a server that was ready are not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+#: Reading a model from a disk of 150 MB/s, the slowest worth using, and the start of CUDA beside it.
+SLOW_DISK_BYTES_PER_S = 150_000_000
+START_SECONDS = 60
+STARTS = 3
+RESTART_SECONDS = 5
+
+#: Major device names the driver registers; the first two are one device under two names, by driver branch.
+NVIDIA_DEVICES = ("char-nvidia-frontend", "char-nvidia", "char-nvidia-uvm", "char-nvidia-caps")
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What the unit says beside its command. ``load_timeout`` and ``stop_timeout`` in seconds."""
+
+    description: str
+    user: str
+    group: str
+    argv: Sequence[str]
+    environment: Mapping[str, str]
+    guard: str
+    python: str
+    health_url: str
+    port: int
+    load_timeout: int
+    gpus: int | None = None
+    cuda: bool = False
+    stop_timeout: int = 30
+    model: str = ""
+    limit_memlock: bool = False
+
+
+def load_timeout(size: int | None) -> int:
+    """Seconds to allow for loading ``size`` bytes, rounded up to whole minutes; ten minutes where it is unknown."""
+    if size is None:
+        return 600
+    return -(-(START_SECONDS + size // SLOW_DISK_BYTES_PER_S) // 60) * 60 + 60
+
+
+def quote(word: str) -> str:
+    """One word of an Exec line: systemd expands %, $ and backslashes, and splits at spaces."""
+    text = word.replace("%", "%%").replace("$", "$$")
+    if text and not any(char in text for char in " \t\"'\\;"):
+        return text
+    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def quote_assignment(name: str, value: str) -> str:
+    """``NAME=value`` for an Environment line, where $ is not special."""
+    text = f"{name}={value}".replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
+    return f'"{text}"'
+
+
+def render(unit: Unit) -> str:
+    """The text of the unit file."""
+    lines = [
+        "# Written by Ansible (volta.llm.llama_server): changes here are overwritten by the next run.",
+        "[Unit]",
+        f"Description={unit.description.replace('%', '%%')}",
+        "After=network-online.target nvidia-persistenced.service",
+        "Wants=network-online.target",
+        # Longer than that many failing starts take, or the limit would never be reached.
+        f"StartLimitIntervalSec={STARTS * (unit.load_timeout + unit.stop_timeout + RESTART_SECONDS) + 60}",
+        f"StartLimitBurst={STARTS}",
+        "",
+        "[Service]",
+        "Type=exec",
+        f"User={unit.user}",
+        f"Group={unit.group}",
+        *(f"Environment={quote_assignment(name, value)}" for name, value in sorted(unit.environment.items())),
+    ]
+    guard = f"{unit.python} -I {quote(unit.guard)}"
+    if unit.cuda:
+        count = f" --count {unit.gpus}" if unit.gpus else ""
+        # "+": the device nodes are made by a setuid helper, which NoNewPrivileges would keep from working.
+        lines.append(f"ExecStartPre=+{guard} devices{count} --timeout 60")
+    lines += [
+        f"ExecStart={' '.join(map(quote, unit.argv))}",
+        f"ExecStartPost={guard} ready --url {quote(unit.health_url)} --port {unit.port} --pid $MAINPID",
+        "ExecStartPost=+-systemctl reset-failed %n",
+        f"TimeoutStartSec={unit.load_timeout}",
+        f"TimeoutStopSec={unit.stop_timeout}",
+        "Restart=on-failure",
+        f"RestartSec={RESTART_SECONDS}",
+        "",
+        *_hardening(unit),
+        "",
+        "[Install]",
+        "WantedBy=multi-user.target",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _hardening(unit: Unit) -> list[str]:
+    home = "read-only" if unit.model.startswith(("/home/", "/root/")) else "yes"
+    lines = [
+        "NoNewPrivileges=yes",
+        "CapabilityBoundingSet=",
+        "ProtectSystem=strict",
+        f"ProtectHome={home}",
+        "PrivateTmp=yes",
+        "ProtectKernelTunables=yes",
+        "ProtectKernelModules=yes",
+        "ProtectKernelLogs=yes",
+        "ProtectControlGroups=yes",
+        "ProtectClock=yes",
+        "ProtectHostname=yes",
+        "ProtectProc=invisible",
+        "LockPersonality=yes",
+        "RestrictNamespaces=yes",
+        "RestrictRealtime=yes",
+        "RestrictSUIDSGID=yes",
+        "RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX",
+        "SystemCallArchitectures=native",
+        "SystemCallFilter=@system-service",
+        "SystemCallFilter=~@privileged",
+        "SystemCallErrorNumber=EPERM",
+        "RemoveIPC=yes",
+        "KeyringMode=private",
+        "UMask=0077",
+        # A crash with 100 GiB of weights mapped would fill the disk.
+        "LimitCORE=0",
+        "DevicePolicy=closed",
+    ]
+    if unit.cuda:
+        # No PrivateDevices: it hides the cards. No MemoryDenyWriteExecute: the CUDA driver compiles kernels.
+        lines += [f"DeviceAllow={device} rw" for device in NVIDIA_DEVICES]
+    else:
+        lines += ["PrivateDevices=yes", "MemoryDenyWriteExecute=yes"]
+    if unit.limit_memlock:
+        lines.append("LimitMEMLOCK=infinity")
+    return lines

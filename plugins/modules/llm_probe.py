@@ -1,0 +1,274 @@
+#!/usr/bin/python
+# Copyright: The volta.llm authors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Wait for an endpoint, ask it one question, check what it runs on."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: llm_probe
+short_description: Prove that an OpenAI-compatible endpoint serves
+version_added: 0.1.0
+description:
+  - Waits until llama-server is ready and asks it one question. An answer that is empty, made of control characters or one token repeated is a
+    failure, although its HTTP status is 200.
+  - Tells apart a refused connection, a model that is still loading, a server that hangs and a service that has ended; the last fails at once
+    with the service's last lines.
+  - Checks that the listening process is the service's, that the model is the expected one, how much context a request is granted, and that the
+    process holds memory on a GPU.
+  - Changes nothing. Run it on the machine that serves, since it reads C(/proc) there.
+author:
+  - The volta.llm authors
+options:
+  base_url:
+    description:
+      - Address of the endpoint, with or without C(/v1) at the end.
+    type: str
+    default: http://127.0.0.1:8080/v1
+  api_key:
+    description:
+      - Key to present. Excludes O(api_key_file).
+    type: str
+  api_key_file:
+    description:
+      - File on the target that holds keys, one a line; the first is presented. Excludes O(api_key).
+    type: path
+  model:
+    description:
+      - Expected model, by id or alias. Not given, any model is right.
+    type: str
+  timeout:
+    description:
+      - Seconds to wait until the endpoint is ready.
+    type: float
+    default: 600.0
+  answer_timeout:
+    description:
+      - Seconds to wait for the answer once the endpoint is ready.
+    type: float
+    default: 120.0
+  expect_context_per_request:
+    description:
+      - Tokens that a request must at least be granted.
+    type: int
+  expect_gpu:
+    description:
+      - Whether the service must hold memory on a GPU. V(true) needs O(unit). V(false) and not given look at no GPU.
+    type: bool
+  unit:
+    description:
+      - systemd unit of the service. Its main process must be the one that listens.
+    type: str
+  prompt:
+    description:
+      - The question. It is sent with temperature 0, so that the same server gives the same answer.
+    type: str
+    default: Reply with one short sentence.
+  max_tokens:
+    description:
+      - Longest answer in tokens.
+    type: int
+    default: 48
+  nvidia_smi:
+    description:
+      - The nvidia-smi program to run; a name is looked up in PATH.
+    type: str
+    default: nvidia-smi
+  sysroot:
+    description:
+      - Folder below which C(/proc) is read. When it holds a folder C(commands/), the output of nvidia-smi recorded there answers.
+    type: path
+    default: /
+extends_documentation_fragment:
+  - volta.llm.machine.attributes
+attributes:
+  check_mode:
+    details:
+      - In check mode an endpoint that is not ready is not waited for and is no fault, since check mode did not start it; RV(would_verify) is
+        true then.
+"""
+
+EXAMPLES = r"""
+- name: Prove that the endpoint serves the model with the context asked for
+  volta.llm.llm_probe:
+    base_url: http://127.0.0.1:8080/v1
+    api_key_file: /etc/llama-server/api-keys
+    model: qwen3.8-flash-next
+    unit: llama-server.service
+    expect_context_per_request: 65536
+    expect_gpu: true
+  register: endpoint
+
+- name: Show the answer and the speed
+  ansible.builtin.debug:
+    msg: "{{ endpoint.answer }} ({{ endpoint.tokens_per_second }} tokens/s)"
+"""
+
+RETURN = r"""
+would_verify:
+  description: Whether this was check mode and the endpoint was not ready, so that nothing was judged.
+  returned: always
+  type: bool
+base_url:
+  description: Address of the endpoint as a client writes it, ending in C(/v1).
+  returned: always
+  type: str
+  sample: http://127.0.0.1:8080/v1
+ready_s:
+  description: Seconds waited until the endpoint was ready. Null when it did not become ready.
+  returned: always
+  type: float
+  sample: 12.5
+model:
+  description: Id of the model that the endpoint offers.
+  returned: always
+  type: str
+  sample: qwen3.8-flash-next
+context_per_request:
+  description: Tokens that the server grants one request, prompt and answer together. Null when it does not say.
+  returned: always
+  type: int
+  sample: 65536
+parallel:
+  description: Requests that the server works on at once. Null when it does not say.
+  returned: always
+  type: int
+  sample: 2
+pid:
+  description: Main process of O(unit). Null when no unit was given or it does not run.
+  returned: always
+  type: int
+  sample: 4711
+gpu_resident:
+  description: Whether that process holds memory on a GPU. Null when it was not asked for, or could not be found out.
+  returned: always
+  type: bool
+gpu_memory:
+  description: MiB that the process holds on each GPU, by the GPU's UUID; null for a figure that nvidia-smi does not give.
+  returned: always
+  type: dict
+  sample: {GPU-6d8f1c2e-0000-0000-0000-000000000001: 20112}
+answer:
+  description: The answer to the question.
+  returned: always
+  type: str
+  sample: The river runs to the sea.
+completion_tokens:
+  description: Tokens in the answer.
+  returned: always
+  type: int
+  sample: 9
+tokens_per_second:
+  description: Speed of the answer's generation, by the server's own clock where it tells it.
+  returned: always
+  type: float
+  sample: 41.3
+faults:
+  description: What is wrong, most serious first. The codes are listed in C(docs/faults.md).
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    code:
+      description: Stable name of the kind of fault.
+      type: str
+      sample: context_short
+    subject:
+      description: What it concerns, an address, a unit or an option.
+      type: str
+    message:
+      description: What was found against what was expected.
+      type: str
+    remedy:
+      description: What to do.
+      type: str
+"""
+
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.volta.llm.plugins.module_utils.faults import Fault, FaultError
+from ansible_collections.volta.llm.plugins.module_utils.machine import Machine
+from ansible_collections.volta.llm.plugins.module_utils.results import finish
+from ansible_collections.volta.llm.plugins.module_utils.serving.catalogue import CATALOGUE
+from ansible_collections.volta.llm.plugins.module_utils.serving.probe import Probe, Question
+
+#: What means "not there yet" and is therefore no fault in check mode.
+NOT_THERE = ("endpoint_refused", "endpoint_loading_timeout", "service_not_running")
+
+
+def read_key(path: str) -> str:
+    """The first key of a key file; FaultError where there is none."""
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError as exc:
+        problem = exc.strerror or str(exc)
+    else:
+        keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        if keys:
+            return keys[0]
+        problem = "holds no key"
+    raise FaultError(CATALOGUE.fault("wrong_key", path, problem, "Correct api_key_file, or give api_key."))
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "base_url": {"type": "str", "default": "http://127.0.0.1:8080/v1"},
+            "api_key": {"type": "str", "no_log": True},
+            "api_key_file": {"type": "path", "no_log": False},
+            "model": {"type": "str"},
+            "timeout": {"type": "float", "default": 600.0},
+            "answer_timeout": {"type": "float", "default": 120.0},
+            "expect_context_per_request": {"type": "int"},
+            "expect_gpu": {"type": "bool"},
+            "unit": {"type": "str"},
+            "prompt": {"type": "str", "default": "Reply with one short sentence."},
+            "max_tokens": {"type": "int", "default": 48, "no_log": False},
+            "nvidia_smi": {"type": "str", "default": "nvidia-smi"},
+            "sysroot": {"type": "path", "default": "/"},
+        },
+        mutually_exclusive=[("api_key", "api_key_file")],
+        supports_check_mode=True,
+    )
+    given = module.params
+    faults: list[Fault] = []
+    key = given["api_key"]
+    if given["api_key_file"]:
+        try:
+            key = read_key(given["api_key_file"])
+        except FaultError as exc:
+            # In check mode the file may still have to be written.
+            if not module.check_mode:
+                faults.append(exc.fault)
+    probe = Probe(
+        Question(
+            base_url=given["base_url"],
+            api_key=key,
+            model=given["model"],
+            timeout=0.0 if module.check_mode else given["timeout"],
+            answer_timeout=given["answer_timeout"],
+            context_per_request=given["expect_context_per_request"],
+            unit=given["unit"],
+            expect_gpu=given["expect_gpu"],
+            prompt=given["prompt"],
+            max_tokens=given["max_tokens"],
+            nvidia_smi=given["nvidia_smi"],
+        ),
+        Machine(given["sysroot"]),
+    )
+    if not faults:
+        faults = probe.examine()
+    would_verify = module.check_mode and any(fault.code in NOT_THERE for fault in faults)
+    finish(
+        module,
+        [] if would_verify else faults,
+        changed=False,
+        would_verify=would_verify,
+        base_url=f"{probe.question.root}/v1",
+        **probe.finding.as_dict(),
+    )
+
+
+if __name__ == "__main__":
+    main()

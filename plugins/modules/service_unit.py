@@ -1,0 +1,152 @@
+#!/usr/bin/python
+# Copyright: The volta.llm authors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Switch a service to another unit file, and back when it does not become ready."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: service_unit
+short_description: Switch a service to another unit file, and back when that does not work
+version_added: 0.1.0
+description:
+  - Writes a systemd unit, restarts the service once and waits until it is ready. When it does not become ready, the former unit is put back and
+    started again, and the task fails with the last lines of the service's journal.
+  - systemd reads the new unit before it replaces the one in use. A unit that never worked is removed again.
+  - A unit counts as ready when C(systemctl restart) returns, so readiness belongs into the unit (C(ExecStartPost=)).
+  - Restarts a running service also when a file it reads at its start is newer than the process, or when it runs another program than the unit
+    names, so that a run that was killed is completed by the next.
+author:
+  - The volta.llm authors
+options:
+  name:
+    description: Name of the unit, with or without C(.service).
+    type: str
+    required: true
+  content:
+    description: Text of the unit file.
+    type: str
+    required: true
+  state:
+    description: Whether the service runs.
+    type: str
+    choices: [started, stopped]
+    default: started
+  enabled:
+    description: Whether the service is started at boot.
+    type: bool
+    default: true
+  start_timeout:
+    description:
+      - Seconds to wait for a start. Give a little more than the unit's own C(TimeoutStartSec).
+    type: float
+    default: 660.0
+  inputs:
+    description: Files that the service reads at its start.
+    type: list
+    elements: path
+    default: []
+  executable:
+    description: Program that the service runs. Links are followed, so a C(current) link that was switched calls for a restart.
+    type: path
+extends_documentation_fragment:
+  - volta.llm.machine.attributes
+attributes:
+  diff_mode:
+    support: full
+"""
+
+EXAMPLES = r"""
+- name: Serve with the new settings, or go on with the old ones
+  volta.llm.service_unit:
+    name: llama-server
+    content: "{{ plan.unit }}"
+    start_timeout: "{{ plan.load_timeout + 60 }}"
+    inputs: [/etc/llama-server/api-keys]
+    executable: /opt/llama.cpp/current/bin/llama-server
+"""
+
+RETURN = r"""
+changes:
+  description: What was done, in words; in check mode what would be.
+  returned: always
+  type: list
+  elements: str
+  sample: [unit written, restarted]
+restarted:
+  description: Whether the service was started or restarted.
+  returned: always
+  type: bool
+rolled_back:
+  description: Whether the former unit was put back and runs again.
+  returned: always
+  type: bool
+faults:
+  description: What went wrong. The codes are listed in C(docs/faults.md).
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    code:
+      description: Stable name of the kind of fault.
+      type: str
+      sample: service_start_failed
+    subject:
+      description: The unit.
+      type: str
+    message:
+      description: What happened, with the last lines of the journal.
+      type: str
+    remedy:
+      description: What to do.
+      type: str
+"""
+
+from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.volta.llm.plugins.module_utils.faults import FaultError
+from ansible_collections.volta.llm.plugins.module_utils.results import finish
+from ansible_collections.volta.llm.plugins.module_utils.serving.service import Service, Wanted
+
+
+def main() -> None:
+    module = AnsibleModule(
+        argument_spec={
+            "name": {"type": "str", "required": True},
+            "content": {"type": "str", "required": True},
+            "state": {"type": "str", "choices": ["started", "stopped"], "default": "started"},
+            "enabled": {"type": "bool", "default": True},
+            "start_timeout": {"type": "float", "default": 660.0},
+            "inputs": {"type": "list", "elements": "path", "default": []},
+            "executable": {"type": "path"},
+        },
+        supports_check_mode=True,
+    )
+    given = module.params
+    wanted = Wanted(
+        name=given["name"],
+        content=given["content"],
+        started=given["state"] == "started",
+        enabled=given["enabled"],
+        start_timeout=given["start_timeout"],
+        inputs=given["inputs"],
+        executable=given["executable"],
+    )
+    service = Service(wanted)
+    try:
+        outcome = service.converge(check=module.check_mode)
+    except FaultError as exc:
+        finish(module, [exc.fault], changed=False, changes=[], restarted=False, rolled_back=False)
+    results = {"changes": list(outcome.changes), "restarted": outcome.restarted, "rolled_back": outcome.rolled_back}
+    if outcome.before != outcome.after:
+        path = str(service.path)
+        results["diff"] = {
+            "before": outcome.before,
+            "after": outcome.after,
+            "before_header": path,
+            "after_header": path,
+        }
+    finish(module, outcome.faults, changed=bool(outcome.changes), **results)
+
+
+if __name__ == "__main__":
+    main()
