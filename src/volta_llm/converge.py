@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from volta_llm.model import ConvergeResult, RunResult, UsageError
-from volta_llm.networks import notes_on_endpoints, refuse_bad_clients
+from volta_llm.networks import client_url, notes_on_endpoints, refuse_bad_clients
 from volta_llm.runner import Interrupt, Request, read_inventory, run_playbook
 
 
@@ -41,6 +41,10 @@ def converge(
             if number == 2:
                 result.idempotent = run.changed == 0
     result.signal = interrupt.signal
+    for run in result.runs:
+        for host in run.hosts:
+            known = variables.get(host.name, {})
+            host.endpoints = [client_url(host.name, known, url) for url in host.endpoints]
     for host in result.runs[-1].hosts:
         result.notes.extend(notes_on_endpoints(host.name, variables.get(host.name, {}), host.endpoints))
     return result

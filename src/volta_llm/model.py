@@ -72,7 +72,7 @@ class HostResult:
 
     The counts are those of Ansible's recap (``ok`` includes ``changed``). ``failed_task`` is the task that ended the
     host's run. ``faults`` are what its failed tasks reported, ``warnings`` what tasks reported that did not fail.
-    ``endpoints`` are the base URLs handed over by the run.
+    ``endpoints`` are the base URLs of the run as clients call them.
     """
 
     name: str

@@ -51,16 +51,34 @@ def refuse_bad_clients(hosts: Mapping[str, Mapping[str, Any]]) -> None:
             )
 
 
+def client_url(host: str, variables: Mapping[str, Any], url: str) -> str:
+    """The base URL as a client calls it.
+
+    The endpoint is proven on the server itself, so the URL handed over may name its loopback address, or one that
+    stands for all of its addresses. Where the server listens for others the address that it listens on takes that
+    place, or, when it listens on all, the one Ansible reaches it by.
+    """
+    parts = urlsplit(url)
+    address = _address(parts.hostname or "")
+    if address is None or not _reaches_nobody_else(address) or not _is_public(variables):
+        return url
+    name = str(variables[_HOST])
+    if IPAddress(name.strip("[]")).value == 0:
+        name = str(variables.get("ansible_host", host))
+    if ":" in name and not name.startswith("["):
+        name = f"[{name}]"
+    return parts._replace(netloc=name if parts.port is None else f"{name}:{parts.port}").geturl()
+
+
 def notes_on_endpoints(host: str, variables: Mapping[str, Any], endpoints: Iterable[str]) -> list[Fault]:
-    """What is odd about the base URLs that a run handed over for ``host``: faults to read, none that fails the run."""
+    """What is odd about the clients' base URLs of ``host``: faults to read, none that fails the run."""
     notes = []
-    listens = _address(str(variables.get(_HOST, "127.0.0.1")))
-    public = listens is not None and not listens.is_loopback()
+    public = _is_public(variables)
     for url in endpoints:
         address = _address(urlsplit(url).hostname or "")
         if address is None:
             continue
-        if address == IPAddress(0, address.version):
+        if address.value == 0:
             notes.append(
                 Fault(
                     "endpoint_unspecified",
@@ -69,12 +87,12 @@ def notes_on_endpoints(host: str, variables: Mapping[str, Any], endpoints: Itera
                     "give clients the server's own address or name",
                 )
             )
-        elif address.is_loopback() and public:
+        elif public and address.is_loopback():
             notes.append(
                 Fault(
                     "endpoint_loopback",
                     f"{host} {url}",
-                    f"the server listens on {listens} for other machines, but this address works on itself only",
+                    f"the server listens on {variables[_HOST]} for others, but this address works on itself only",
                     "give clients the server's own address or name",
                 )
             )
@@ -83,11 +101,21 @@ def notes_on_endpoints(host: str, variables: Mapping[str, Any], endpoints: Itera
             Fault(
                 "clients_unlimited",
                 host,
-                f"the server listens on {listens} and {_CLIENTS} is empty: whoever reaches the port may try API keys",
+                f"the server listens on {variables[_HOST]} and {_CLIENTS} is empty: whoever reaches it may try API keys",
                 f"list the clients' networks in {_CLIENTS}, or see to it that a firewall does this",
             )
         )
     return notes
+
+
+def _is_public(variables: Mapping[str, Any]) -> bool:
+    """Whether the server is told to listen for other machines; the role's own default is loopback."""
+    address = _address(str(variables.get(_HOST, "")))
+    return address is not None and not address.is_loopback()
+
+
+def _reaches_nobody_else(address: IPAddress) -> bool:
+    return bool(address.is_loopback() or address.value == 0)
 
 
 def _too_wide(network: IPNetwork) -> bool:

@@ -13,7 +13,7 @@ import pytest
 
 from volta_llm import ConvergeResult, Request, converge
 
-#: Stands for a module of the collection: fails with the faults it is given, as `finish` does.
+#: Stands for the collection's modules: fails with the faults it is given, as `finish` does, or hands over an endpoint.
 FAULTY = """
 import json
 from ansible.module_utils.basic import AnsibleModule
@@ -23,6 +23,7 @@ def main():
         "codes": {"type": "list", "elements": "str", "default": []},
         "fail": {"type": "bool", "default": True},
         "secret": {"type": "str", "no_log": True},
+        "base_url": {"type": "str"},
     })
     faults = [
         {"code": code, "subject": "card 3", "message": f"{code} was found", "remedy": "mend it"}
@@ -30,7 +31,7 @@ def main():
     ]
     if faults and module.params["fail"]:
         module.fail_json(msg="faults were found", faults=faults)
-    module.exit_json(changed=False, faults=faults)
+    module.exit_json(changed=False, faults=faults, base_url=module.params["base_url"])
 
 main()
 """

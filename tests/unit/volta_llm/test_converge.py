@@ -129,6 +129,16 @@ def test_failure_carries_faults_also_those_of_loop_items(
     assert "invocation" not in text + junit
 
 
+def test_endpoints_are_handed_over_as_clients_call_them(checkout: Checkout) -> None:
+    checkout.play("- name: Probe\n  faulty:\n    base_url: http://127.0.0.1:8080/v1\n")
+
+    result = checkout.converge(extra_vars=('{"llama_server_host": "0.0.0.0", "ansible_host": "10.0.0.5"}',))
+
+    assert result.runs[0].hosts[0].endpoints == ["http://10.0.0.5:8080/v1"]
+    assert [note.code for note in result.notes] == ["clients_unlimited"]
+    assert result.exit_status == 0
+
+
 def test_no_log_results_stay_censored(checkout: Checkout) -> None:
     (checkout.root / "hosts.yml").write_text(
         (checkout.root / "hosts.yml").read_text().replace("one:", "one: {texts: [hidden-text]}\n    two: {texts: []}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from volta_llm import UsageError
-from volta_llm.networks import notes_on_endpoints, refuse_bad_clients
+from volta_llm.networks import client_url, notes_on_endpoints, refuse_bad_clients
 
 
 @pytest.mark.parametrize(
@@ -63,3 +63,31 @@ def test_clients_that_are_refused(clients: list[str], message: str) -> None:
 )
 def test_notes_on_endpoints(variables: dict[str, object], url: str, codes: list[str]) -> None:
     assert [note.code for note in notes_on_endpoints("gpu", variables, [url])] == codes
+
+
+@pytest.mark.parametrize(
+    ("variables", "url", "expected"),
+    [
+        # Listens on loopback only: that is the address.
+        ({}, "http://127.0.0.1:8080/v1", "http://127.0.0.1:8080/v1"),
+        # Listens on all: the one it is reached by.
+        (
+            {"llama_server_host": "0.0.0.0", "ansible_host": "10.0.0.5"},
+            "http://127.0.0.1:8080/v1",
+            "http://10.0.0.5:8080/v1",
+        ),
+        ({"llama_server_host": "::", "ansible_host": "fd00::5"}, "http://[::1]:8080/v1", "http://[fd00::5]:8080/v1"),
+        ({"llama_server_host": "0.0.0.0"}, "http://0.0.0.0/v1", "http://gpu/v1"),
+        # Listens on one.
+        (
+            {"llama_server_host": "10.0.0.9", "ansible_host": "gpu.lan"},
+            "http://127.0.0.1:8080/v1",
+            "http://10.0.0.9:8080/v1",
+        ),
+        # Names and reachable addresses stay.
+        ({"llama_server_host": "0.0.0.0"}, "https://llm.example.org/v1", "https://llm.example.org/v1"),
+        ({"llama_server_host": "0.0.0.0"}, "http://10.0.0.7:8080/v1", "http://10.0.0.7:8080/v1"),
+    ],
+)
+def test_the_url_that_clients_call(variables: dict[str, object], url: str, expected: str) -> None:
+    assert client_url("gpu", variables, url) == expected
