@@ -98,6 +98,7 @@ H200: dict[str, Any] = {
     "application_clocks": {"graphics": 1980, "memory": 3201},
     "pcie": {"gen": 5, "max_gen": 5, "width": 16, "max_width": 16},
     "nvlinks": 18, "link_rate": "26.562", "ecc": "modern", "fabric": True,
+    "supported_clocks": {"memory": [3201, 2201], "graphics": list(range(1980, 330, -15))},
 }  # fmt: skip
 
 #: Pairs of a DGX-1 hybrid cube mesh (shared by all eight-card SXM2 V100 boards): NVLinks between card a and card b.
@@ -171,7 +172,16 @@ PROFILES: dict[str, Profile] = {
     ),
     "h200x2": Profile(
         "two H200 of an NVSwitch machine, passed through to a virtual machine, driver 580",
-        (H200, {**H200, "power": {**H200["power"], "draw": 83.06}, "temperature": {"core": 32, "memory": 35}}),
+        (
+            H200,
+            {
+                **H200,
+                "module_id": "7",
+                "power": {**H200["power"], "draw": 83.06, "memory_draw": 42.26},
+                "temperature": {"core": 32, "memory": 35, "tlimit": 55},
+                "clocks": {**H200["clocks"], "graphics": 345, "sm": 345},
+            },
+        ),
         ("00000000:00:06.0", "00000000:00:07.0"),
         (0, 0),
         {0: "0-31"},
@@ -848,7 +858,7 @@ def _answer(path: Path, state: dict[str, Any], words: list[str]) -> int:
     if words[:1] in (["-h"], ["--help"]):
         sys.stdout.write(help_text(state))
         return RC_OK
-    if faults(state, "no-driver") or faults(state, "nouveau"):
+    if loaded_version(state) is None:
         raise Exit(RC_NO_DRIVER, NO_DRIVER_TEXT)
     if faults(state, "mismatch"):
         shortened = ".".join(str(state["driver"]).split(".")[:2])
@@ -857,6 +867,9 @@ def _answer(path: Path, state: dict[str, Any], words: list[str]) -> int:
     view = look(state)
     if faults(state, "no-devices"):
         view.gpus.clear()
+    if flavour(state) == "open":
+        # The open module has no firmware processor to talk to on Volta.
+        view.gpus[:] = [gpu for gpu in view.gpus if gpu["architecture"] != "Volta"]
     if words[:1] == ["topo"]:
         sys.stdout.write(topo(view, words[1:]))
         return RC_OK
@@ -1106,8 +1119,8 @@ def table(view: View, gpus: Sequence[dict[str, Any]]) -> str:
     pid_width = 16 if view.branch >= 565 else 10
     for process in shown:
         left = f"|{process['gpu']['index']:>5}   N/A  N/A{process['pid']:>{pid_width}}      C   "
-        room = total - len(left) - 13
-        name = process["name"] if len(process["name"]) < room else "..." + process["name"][-(room - 4) :]
+        room = total - len(left) - 12
+        name = process["name"] if len(process["name"]) <= room - 2 else "..." + process["name"][-(room - 5) :]
         lines.append(f"{left}{name:<{room}}{process['mib']:>7}MiB |")
     if not shown:
         lines.append(f"|  No running processes found{' ' * (total - 30)}|")
@@ -1322,7 +1335,8 @@ def _tree(view: View, gpu: dict[str, Any]) -> list[Node]:
         return Node(label, tag, children=list(children), shown=shown)
 
     def leaf(label: str | None, tag: str | None, value: Any, unit: str = "", shown: str = "") -> Node:
-        return Node(label, tag, _na(value, unit) if not _broken(gpu, label) else gpu["error"], shown=shown)
+        text = gpu["error"] if _broken(gpu, label) and value is not None else _na(value, unit)
+        return Node(label, tag, text, shown=shown)
 
     modern = (lambda value: value) if not legacy else (lambda value: None)
     reasons = active_reasons(view, gpu)
@@ -1469,6 +1483,8 @@ def _tree(view: View, gpu: dict[str, Any]) -> list[Node]:
             shown="PERFORMANCE",
         ),
     ]  # fmt: skip
+    if gpu["error"]:
+        nodes[-1].value, nodes[-1].children = gpu["error"], None
     if new:
         counters = ("sw_power_cap", "sync_boost", "sw_therm_slowdown", "hw_therm_slowdown", "hw_power_brake")
         labels = ("SW Power Capping", "Sync Boost", "SW Thermal Slowdown", "HW Thermal Slowdown", "HW Power Braking")
@@ -1633,20 +1649,37 @@ def _tree(view: View, gpu: dict[str, Any]) -> list[Node]:
                   ("Partition Assigned", "partition_assigned"))  # fmt: skip
         fabric.append(section("Health", "health", *(leaf(label, tag, None) for label, tag in health)))
     nodes.append(section("Fabric", "fabric", *fabric))
-    supported = leaf("Supported Clocks", "supported_clocks", None, shown="SUPPORTED_CLOCKS")
-    supported.only_selected = True
-    nodes.append(supported)
+    nodes.append(_supported_clocks(gpu))
     nodes.append(_process_nodes(view, gpu))
-    accounted = leaf("Accounted Processes", "accounted_processes", None, shown="ACCOUNTING")
-    accounted.only_selected = True
-    nodes.append(accounted)
+    nodes.append(_accounted(new))
     if new:
         nodes.append(section("Capabilities", "capabilities", leaf("EGM", "egm", "disabled")))
     return nodes
 
 
+def _supported_clocks(gpu: dict[str, Any]) -> Node:
+    clocks = gpu.get("supported_clocks")
+    node = Node("Supported Clocks", "supported_clocks", "N/A", shown="SUPPORTED_CLOCKS", only_selected=True)
+    if clocks:
+        node.children = [
+            Node(None, "supported_mem_clock", children=[
+                Node("Memory", "value", f"{memory} MHz"),
+                *(Node("    Graphics", "supported_graphics_clock", f"{core} MHz") for core in clocks["graphics"]),
+            ])
+            for memory in clocks["memory"]
+        ]  # fmt: skip
+    return node
+
+
+def _accounted(new: bool) -> Node:
+    node = Node("Accounted Processes", "accounted_processes", "N/A", shown="ACCOUNTING", only_selected=True)
+    if new:
+        node.children = []
+    return node
+
+
 def _broken(gpu: dict[str, Any], label: str | None) -> bool:
-    return bool(gpu["error"]) and label not in {"Product Name", "GPU UUID", "Bus Id", "Minor Number"}
+    return bool(gpu["error"]) and label not in {"Product Name", "GPU UUID", "Bus Id", "Persistence Mode"}
 
 
 def _samples(label: str, shown: str) -> Node:
@@ -1707,11 +1740,11 @@ def _ecc_errors_modern(gpu: dict[str, Any], leaf: Any, section: Any) -> Node:
 def _retired(gpu: dict[str, Any], legacy: bool) -> Node:
     """Text names counts and the pending flag; XML nests counts and page lists."""
     retired = gpu["retired"]
-    pending = ("Yes" if retired["pending"] else "No") if legacy else "N/A"
+    pending = gpu["error"] or ("Yes" if retired["pending"] else "No") if legacy else "N/A"
     rows = []
     for label, tag, key in (("Single Bit ECC", "multiple_single_bit_retirement", "single"),
                             ("Double Bit ECC", "double_bit_retirement", "double")):  # fmt: skip
-        count = str(retired[key]) if legacy else "N/A"
+        count = gpu["error"] or str(retired[key]) if legacy else "N/A"
         pages = [Node(None, "retired_page", f"0x{0x1A2B + n:016x}") for n in range(retired[key])]
         listing = Node(None, "retired_pagelist", children=pages) if legacy else Node(None, "retired_pagelist", "N/A")
         rows.append(Node(None, tag, children=[Node(None, "retired_count", count), listing]))
@@ -1812,8 +1845,8 @@ def _as_text(node: Node, depth: int) -> str:
     indent = "    " * depth
     if node.children is None:
         return "" if node.label is None or node.value is None else _line(indent, node.label, node.value)
-    if node.tag == "processes" and not node.children:
-        return _line(indent, "Processes", "None")
+    if node.tag in ("processes", "accounted_processes") and not node.children:
+        return _line(indent, str(node.label), "None")
     below = "".join(_as_text(child, depth if node.label is None else depth + 1) for child in node.children)
     if node.label is None:
         # A level that only XML has; its labelled lines belong to the level above, if any have labels.
@@ -1972,9 +2005,9 @@ def _fill_sysroot(root: Path, state: dict[str, Any]) -> None:
     _mirror(root, "sys/bus", lambda name: name == "pci")
     _mirror(root, "sys/bus/pci", lambda name: name == "devices")
     _mirror(root, "sys/bus/pci/devices", _is_real_nvidia)
-    _mirror(root, "sys/module", lambda name: name.startswith(("nvidia", "nouveau")))
-    (root / "sys/firmware").mkdir(exist_ok=True)
-    _mirror(root, "dev", lambda name: name.startswith("nvidia") or name == "kmsg")
+    # Only the GPU's part of these is there: the rest is long, and nothing of ours reads it.
+    for path in ("sys/module", "sys/firmware", "dev"):
+        (root / path).mkdir(exist_ok=True)
     _write_driver(root, state)
     _write_devices(root, state)
     _put(root, "dev/kmsg", kernel_log(state))
@@ -2114,7 +2147,8 @@ def _write_devices(root: Path, state: dict[str, Any]) -> None:
         _put(root, f"{folder}/config", b"\xff" * 64 if lost else config)
         if driver:
             (root / folder / "driver").symlink_to(f"../../../../bus/pci/drivers/{driver}")
-        if version and not faults(state, "no-devices") and not faults(state, "open-module"):
+        driven = flavour(state) == "proprietary" or gpu["architecture"] != "Volta"
+        if version and driven and not faults(state, "no-devices"):
             _put(
                 root,
                 f"proc/driver/nvidia/gpus/{bus_id}/information",
@@ -2134,7 +2168,7 @@ def _read(path: str) -> str:
 
 
 def kernel_log(state: dict[str, Any]) -> str:
-    """What the kernel said about its GPUs since boot, as /dev/kmsg has it: priority,sequence,microseconds,flags;text."""
+    """What the kernel said about its GPUs, as /dev/kmsg has it: priority,sequence,microseconds,flags;text."""
     lines = ["Linux version (simulated)"]
     version = loaded_version(state)
     by_slot = {gpu["slot"]: gpu for gpu in visible_gpus(state)}
