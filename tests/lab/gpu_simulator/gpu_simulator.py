@@ -210,7 +210,7 @@ def new_state(profile: str, driver: str | None, sysroot: str) -> dict[str, Any]:
     version = driver or machine.driver
     if not re.fullmatch(r"\d{3}\.\d+(\.\d+)?", version):
         raise UsageError(f"driver version {version!r} is not of the form 535.261.03")
-    gpus = []
+    gpus: list[dict[str, Any]] = []
     for index, (card, bus_id) in enumerate(zip(machine.cards, machine.bus_ids, strict=True)):
         gpus.append(
             {
@@ -304,7 +304,7 @@ def fault_of(state: dict[str, Any], kind: str, gpu: int) -> dict[str, Any] | Non
 
 def visible_gpus(state: dict[str, Any]) -> list[dict[str, Any]]:
     """The cards that the driver still enumerates, numbered anew, with their faults applied."""
-    gpus = []
+    gpus: list[dict[str, Any]] = []
     for card in state["gpus"]:
         if fault_of(state, "remove-card", card["index"]):
             continue
