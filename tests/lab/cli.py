@@ -149,7 +149,7 @@ def do_image(options: argparse.Namespace) -> int:
 def do_up(options: argparse.Namespace) -> int:
     result = Lab(options.lab).up(
         count=options.count,
-        gpu_profile=options.gpus,
+        gpus=options.gpus,
         suite=options.suite,
         base=options.image,
         inventory_file=options.inventory,

@@ -2,8 +2,9 @@
 # GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """A file server for machines of a lab: HTTP/1.1 with ranges, entity tags and honest lengths.
 
-Standard library only. Run as ``python -m tests.lab.fileserver --root DIR --bind ADDRESS --port N``. A server that misbehaves on
-purpose (a cut connection, a wrong length, a redirect) is a subclass of FileHandler that overrides ``answer`` or ``send_body``.
+Standard library only. Run as ``python -m tests.lab.fileserver --root DIR --bind ADDRESS --port N``. A server that
+misbehaves on purpose (a cut connection, a wrong length, a redirect) is a subclass of FileHandler that overrides
+``answer`` or ``send_body``.
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class UnsatisfiableRange(Exception):
 def parse_range(header: str | None, size: int) -> Range | None:
     """The one byte range asked for; None means the whole file (no header, several ranges, or not understood).
 
-    RFC 9110, section 14: a server may ignore a Range header it does not understand, but one that begins at or behind the end
-    is answered with 416.
+    RFC 9110, section 14: a server may ignore a Range header it does not understand, but one that begins at or behind
+    the end is answered with 416.
     """
     found = re.fullmatch(r"bytes=(\d*)-(\d*)", (header or "").strip())
     if not found or not (found[1] or found[2]):

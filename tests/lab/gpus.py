@@ -1,6 +1,6 @@
 # Copyright: The volta.llm authors
 # GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Simulated GPUs on a machine: one executable that answers as nvidia-smi, and a file tree that stands in for /proc and /sys."""
+"""Simulated GPUs on a machine: a program that answers as nvidia-smi, and files that stand in for /proc and /sys."""
 
 from __future__ import annotations
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+import secrets
 import shlex
 import shutil
 import subprocess
@@ -18,13 +19,14 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
-from tests.lab import deps, gpus, image, inventory, network, ssh
+from tests.lab import deps, image, inventory, network, ssh
+from tests.lab import gpus as simulated
 from tests.lab.errors import LabError
 from tests.lab.files import locked, write_atomic
 from tests.lab.host import Host, detect
 from tests.lab.paths import Paths
 from tests.lab.podman import Podman, is_alive, process_identity
-from tests.lab.proc import as_root, run, say
+from tests.lab.proc import as_root, output, run, say
 from tests.lab.record import Record, Server
 
 #: Lab and machine names become host names, network names and file names.
@@ -97,8 +99,8 @@ class Lab:
     # Names -----------------------------------------------------------------------------------------------------
 
     @property
-    def network_name(self) -> str:
-        return f"volta-{self.name}"
+    def _lock(self) -> Path:
+        return self.paths.state / f"{self.name}.lock"
 
     @property
     def key(self) -> Path:
@@ -145,7 +147,7 @@ class Lab:
         self,
         *,
         count: int | None = None,
-        gpu_profile: str | None = None,
+        gpus: str | None = None,
         suite: str = "bookworm",
         base: str | None = None,
         inventory_file: Path | None = None,
@@ -153,66 +155,69 @@ class Lab:
     ) -> Up:
         """Make what is missing and leave the rest alone.
 
-        ``count`` and ``gpu_profile`` None keep what the lab has, or mean one machine without GPUs for a new lab.
+        ``count`` and ``gpus`` None keep what the lab has, or mean one machine without GPUs for a new lab.
         ``base`` names a registry image to build on, for Debian by mmdebstrap leave it None. ``variables`` go into the
         inventory's group.
         """
         if count is not None and not 1 <= count <= network.MOST_MACHINES:
             raise LabError(f"-n {count}: a lab has 1 to {network.MOST_MACHINES} machines")
-        if gpu_profile not in (None, gpus.NONE):
-            gpus.simulator_text()
+        if gpus not in (None, simulated.NONE):
+            simulated.simulator_text()
         deps.require()
-        with locked(self.paths.state / f"{self.name}.lock"):
+        with locked(self._lock):
             record = self._prepared(suite, base)
-            wanted_gpus = record.gpus if gpu_profile is None else gpu_profile
-            numbers = record.machines or [1]
-            if count is not None:
-                numbers = list(range(1, count + 1))
-            present = self.podman.containers()
-            for number in sorted(set(record.machines) - set(numbers)):
-                self._remove(number)
-            self._forget_machines(record, numbers)
-            new = [number for number in numbers if self.machine_name(number) not in present]
-            stopped = [number for number in numbers if present.get(self.machine_name(number), "running") != "running"]
-            regpu = [] if wanted_gpus == record.gpus else [number for number in numbers if number not in new]
-            if wanted_gpus == gpus.NONE:
-                # The simulator leaves with the machine's disk; there is no way of its own to remove it.
-                for number in regpu:
-                    self._remove(number)
-                new, stopped, regpu = sorted({*new, *regpu}), [n for n in stopped if n not in regpu], []
-            record.machines, record.gpus = numbers, wanted_gpus
-            self._write_keys(record)
+            wanted = list(range(1, count + 1)) if count is not None else record.machines or [1]
+            profile = record.gpus if gpus is None else gpus
+            states = self.podman.containers()
+            surplus = sorted(set(record.machines) - set(wanted))
+            remake, start = [], []
+            for number in wanted:
+                made, state = record.made.get(str(number)), states.get(self.machine_name(number))
+                # The simulator leaves with the machine's disk; there is no other way to be rid of it.
+                if made is None or state is None or (made != profile and profile == simulated.NONE):
+                    remake.append(number)
+                elif state != "running":
+                    start.append(number)
+            install = [number for number in wanted if number not in remake and record.made[str(number)] != profile]
+            record.machines, record.gpus = wanted, profile
+            for number in {*surplus, *remake, *install}:
+                record.made.pop(str(number), None)
+            self._write_keys(record, surplus)
             record.save(self.folder)
-            self._each(new, lambda number: self._create(record, number))
-            self._each(stopped, self._start)
-            self._each([*new, *stopped, *regpu], lambda number: self._wait(record, number))
-            self._each([*new, *regpu], lambda number: self._install_gpus(record, number))
+
+            self._each(surplus, self._remove)
+            self._make(record, remake)
+            self._each(start, lambda number: self._start(record, number))
+            self._each(install, lambda number: self._install_gpus(record, number))
+            record.made = {str(number): profile for number in wanted}
+            record.save(self.folder)
             if inventory_file is not None:
                 self._write_inventory(record, inventory_file, variables)
-            changed = sorted({*new, *stopped, *regpu})
+            changed = sorted({*remake, *start, *install})
             return Up(self.machines(), [self.machine_name(number) for number in changed])
 
     def reset(self, names: Sequence[str] = ()) -> Up:
         """Throw machines away and make them again from the image: same name, address and keys. Default: all."""
         chosen = [self.machine(name).name for name in names] or [machine.name for machine in self.machines()]
         deps.require()
-        with locked(self.paths.state / f"{self.name}.lock"):
+        with locked(self._lock):
             record = self.record()
             if self._lost(record):
                 raise LabError(
                     f"Lab {self.name} did not survive a restart. Make it again: python -m tests.lab up {self.name}"
                 )
             numbers = [number for number in record.machines if self.machine_name(number) in chosen]
-            self._close_connections()
-            self._each(numbers, self._remove)
-            self._each(numbers, lambda number: self._create(record, number))
-            self._each(numbers, lambda number: self._wait(record, number))
-            self._each(numbers, lambda number: self._install_gpus(record, number))
+            for number in numbers:
+                record.made.pop(str(number), None)
+            record.save(self.folder)
+            self._make(record, numbers)
+            record.made.update({str(number): record.gpus for number in numbers})
+            record.save(self.folder)
             return Up(self.machines(), chosen)
 
     def down(self) -> bool:
         """Remove the machines, their network, keys, file servers and inventory files. False when there is no lab."""
-        with locked(self.paths.state / f"{self.name}.lock"):
+        with locked(self._lock):
             record = Record.load(self.folder)
             if record is None:
                 return False
@@ -224,10 +229,11 @@ class Lab:
             for path in record.inventories:
                 Path(path).unlink(missing_ok=True)
             shutil.rmtree(self.folder)
-        (self.paths.state / f"{self.name}.lock").unlink(missing_ok=True)
-        if not any(self.paths.labs.glob("*/lab.json")):
-            self.podman.remove_groups()
-            self.podman.end_holder()
+        self._lock.unlink(missing_ok=True)
+        with locked(self.paths.state / "lock"):
+            if not any(self.paths.labs.glob("*/lab.json")):
+                self.podman.remove_groups()
+                self.podman.end_holder()
         return True
 
     # Files for the machines ------------------------------------------------------------------------------------
@@ -240,7 +246,7 @@ class Lab:
         root = root.resolve()
         if not root.is_dir():
             raise LabError(f"{root} is not a folder")
-        with locked(self.paths.state / f"{self.name}.lock"):
+        with locked(self._lock):
             record = self.record()
             known = next((server for server in record.servers if server.root == str(root)), None)
             if known is not None and is_alive(known.process):
@@ -254,7 +260,7 @@ class Lab:
 
     def unserve(self, root: Path) -> bool:
         """Stop serving a folder. False when it was not served."""
-        with locked(self.paths.state / f"{self.name}.lock"):
+        with locked(self._lock):
             record = self.record()
             known = [server for server in record.servers if server.root == str(root.resolve())]
             for server in known:
@@ -306,20 +312,13 @@ class Lab:
                     f"lab {self.name} did not survive a restart of this host or of its mount namespace; making it again"
                 )
                 self._remove_all(record)
-                record.holder = self._holder()
-                record.bridge = self._create_network(IPv4Network(record.subnet))
+                record.holder, record.made = self._holder(), {}
+                record.subnet, record.network, record.bridge = self._create_network()
                 record.save(self.folder)
             if record is None:
                 tag = image.ensure(self.podman, image.recipe(suite, base))
-                subnet = network.choose(self.name, [*network.host_networks(), *self._recorded_networks()])
-                self.podman.call("network", "rm", "--force", self.network_name, check=False)
-                record = Record(
-                    name=self.name,
-                    subnet=str(subnet),
-                    bridge=self._create_network(subnet),
-                    image=tag,
-                    holder=self._holder(),
-                )
+                subnet, name, bridge = self._create_network()
+                record = Record(self.name, subnet, network=name, bridge=bridge, image=tag, holder=self._holder())
                 record.save(self.folder)
             elif not self.podman.succeeds("image", "exists", record.image):
                 record.image = image.ensure(self.podman, image.recipe(suite, base))
@@ -333,18 +332,27 @@ class Lab:
         """Whether the machines live in a mount namespace that is gone."""
         return record.holder != self._holder() or not self.podman.holder_alive()
 
-    def _recorded_networks(self) -> list[IPv4Network]:
-        records = [Record.load(path.parent) for path in self.paths.labs.glob("*/lab.json")]
+    def _other_networks(self) -> list[IPv4Network]:
+        """Networks of the other labs, which may not be up now."""
+        folders = [path.parent for path in self.paths.labs.glob("*/lab.json") if path.parent != self.folder]
+        records = [Record.load(folder) for folder in folders]
         return [IPv4Network(record.subnet) for record in records if record is not None]
 
-    def _create_network(self, subnet: IPv4Network) -> str:
-        """Make the lab's network. Returns the name of its bridge."""
+    def _create_network(self) -> tuple[str, str, str]:
+        """Make the lab's network. Returns its address range, its name, and the name of its bridge.
+
+        Each network has a name of its own: podman remembers addresses by network name until the next boot, also those
+        of machines it never saw go.
+        """
+        seed = f"{self.paths.state} {self.name}"
+        subnet = str(network.choose(seed, [*network.host_networks(), *self._other_networks()]))
+        name = f"volta-{self.name}-{secrets.token_hex(3)}"
+        bridge = network.bridge_name(seed)
         mtu = network.host_mtu()
-        arguments = ["network", "create", "--disable-dns", "--subnet", str(subnet)]
-        if mtu is not None:
-            arguments += ["--opt", f"mtu={mtu}"]
-        self.podman.call(*arguments, self.network_name)
-        return self.podman.call("network", "inspect", "--format", "{{.NetworkInterface}}", self.network_name)
+        options = [] if mtu is None else ["--opt", f"mtu={mtu}"]
+        self.podman.call("network", "create", "--disable-dns", "--subnet", subnet, *options, name)
+        self.podman.name_bridge(name, bridge)
+        return subnet, name, bridge
 
     def _make_shared(self) -> None:
         """The folders machines mount. Any user in any machine may add to them, nobody removes what is another's."""
@@ -353,10 +361,14 @@ class Lab:
             ccache.mkdir(parents=True)
             for folder in (self.paths.shared, ccache):
                 folder.chmod(0o1777)
-        for name in ("apt",):
-            (self.paths.cache / name).mkdir(parents=True, exist_ok=True)
+        self.paths.apt.mkdir(parents=True, exist_ok=True)
 
-    def _write_keys(self, record: Record) -> None:
+    def _write_keys(self, record: Record, surplus: Sequence[int]) -> None:
+        """Keys of the lab and of each machine, and the list of host keys; ``surplus`` machines lose theirs."""
+        for number in surplus:
+            key = self._host_key(number)
+            key.unlink(missing_ok=True)
+            key.with_name(key.name + ".pub").unlink(missing_ok=True)
         ssh.ensure_key(self.key, f"volta-lab-{self.name}")
         self.sockets.mkdir(exist_ok=True, mode=0o700)
         entries = {}
@@ -368,11 +380,14 @@ class Lab:
     def _host_key(self, number: int) -> Path:
         return self.folder / f"host-{number}-ed25519"
 
-    def _forget_machines(self, record: Record, keep: Sequence[int]) -> None:
-        for number in set(record.machines) - set(keep):
-            key = self._host_key(number)
-            key.unlink(missing_ok=True)
-            key.with_name(key.name + ".pub").unlink(missing_ok=True)
+    def _make(self, record: Record, numbers: Sequence[int]) -> None:
+        """Make machines from the image, whatever was there before."""
+        if numbers:
+            self._close_connections()
+            self._each(numbers, self._remove)
+            self._each(numbers, lambda number: self._create(record, number))
+            self._each(numbers, lambda number: self._start(record, number))
+            self._each(numbers, lambda number: self._install_gpus(record, number))
 
     def _create(self, record: Record, number: int) -> None:
         name = self.machine_name(number)
@@ -383,7 +398,7 @@ class Lab:
             "create",
             f"--name={name}",
             f"--hostname={name}",
-            f"--network={self.network_name}",
+            f"--network={record.network}",
             f"--ip={addresses.machine(number)}",
             f"--add-host=lab-host:{addresses.gateway}",
             "--systemd=always",
@@ -405,7 +420,6 @@ class Lab:
         ]
         self.podman.call(*arguments, record.image)
         self.podman.call("cp", "-", f"{name}:/", stdin=self._files(record, number))
-        self._start(number)
 
     def _files(self, record: Record, number: int) -> bytes:
         """What makes this machine itself, as a tar archive: who may log in, its host key, its machine id."""
@@ -418,15 +432,16 @@ class Lab:
         }
         modes = {"/root/.ssh/authorized_keys": 0o600, "/etc/ssh/ssh_host_ed25519_key": 0o600, "/etc/machine-id": 0o444}
         links: dict[str, str] = {}
-        if record.gpus != gpus.NONE:
-            files[gpus.INSTALLED] = gpus.simulator_text()
-            modes[gpus.INSTALLED] = 0o755
-            links = gpus.LINKS
+        if record.gpus != simulated.NONE:
+            files[simulated.INSTALLED] = simulated.simulator_text()
+            modes[simulated.INSTALLED] = 0o755
+            links = simulated.LINKS
         return image.tar_of(files, modes, links)
 
-    def _start(self, number: int) -> None:
+    def _start(self, record: Record, number: int) -> None:
         name = self.machine_name(number)
         self.podman.call("start", name, group=name)
+        self._wait(record, number)
 
     def _wait(self, record: Record, number: int) -> None:
         """Wait until the machine takes logins and systemd has started what it should."""
@@ -448,12 +463,12 @@ class Lab:
         raise LabError(f"{machine.name} ({machine.address}) was not ready after {READY_TIMEOUT} s: {last}\n{logs}")
 
     def _install_gpus(self, record: Record, number: int) -> None:
-        if record.gpus == gpus.NONE:
+        if record.gpus == simulated.NONE:
             return
         machine = self._machine(record, number)
-        if machine.run("test", "-e", gpus.INSTALLED, check=False).returncode != 0:
+        if machine.run("test", "-e", simulated.INSTALLED, check=False).returncode != 0:
             self.podman.call("cp", "-", f"{machine.name}:/", stdin=self._files(record, number))
-        machine.run(*gpus.install_command(record.gpus))
+        machine.run(*simulated.install_command(record.gpus))
 
     def _remove(self, number: int) -> None:
         name = self.machine_name(number)
@@ -461,18 +476,20 @@ class Lab:
         self.podman.remove_group(name)
 
     def _remove_all(self, record: Record) -> None:
-        for number in record.machines:
-            self._remove(number)
-        self.podman.call("network", "rm", "--force", self.network_name, check=False)
-        # A bridge whose machines were lost with their namespace is nobody's any more.
-        if record.bridge and Path("/sys/class/net", record.bridge).exists():
+        self._each(record.machines, self._remove)
+        self.podman.call("network", "rm", "--force", record.network, check=False)
+        # What podman could not undo because the machines' namespace was gone is nobody's any more.
+        if Path("/sys/class/net", record.bridge).exists():
             run(as_root(["ip", "link", "delete", record.bridge]), check=False)
+        for table in ("nat", "filter"):
+            for rule in network.rules_of(output(as_root(["iptables", "-t", table, "-S"])), record.subnet):
+                run(as_root(["iptables", "-t", table, *rule]), check=False)
 
     def _write_inventory(self, record: Record, path: Path, variables: Mapping[str, Any] | None) -> None:
         path = path.absolute()
         extra: dict[str, Any] = {}
-        if record.gpus != gpus.NONE:
-            extra["__volta_sysroot"] = gpus.SYSROOT
+        if record.gpus != simulated.NONE:
+            extra["__volta_sysroot"] = simulated.SYSROOT
         extra.update(variables or {})
         hosts = {machine.name: machine.address for machine in self.machines()}
         text = inventory.render(
@@ -497,7 +514,7 @@ class Lab:
             list(pool.map(action, numbers))
 
 
-#: Gives a machine's package folder what others have downloaded: links, so they cost nothing, and apt checks them anyway.
+#: Gives a machine's package folder what others have downloaded. Links cost nothing, and apt checks each file anyway.
 LINK_PACKAGES = """\
 mkdir -p "$2" || exit
 for package in "$1"/*/*.deb; do

@@ -7,6 +7,7 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import json
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -56,19 +57,43 @@ def networks_in_use(addresses: str, routes: str) -> list[Network]:
     return [network for network in used if isinstance(network, Network)]
 
 
-def choose(lab: str, taken: Iterable[Network]) -> Network:
-    """A free /24 for this lab: the one its name points to, or the next that overlaps nothing taken.
+def bridge_name(seed: str) -> str:
+    """The bridge of the lab that ``seed`` stands for. Left to podman, two stores would both take podman1."""
+    return f"vlab-{hashlib.sha256(seed.encode()).hexdigest()[:8]}"
 
-    The name decides where to begin so that a lab made again gets its old addresses where possible.
+
+def choose(seed: str, taken: Iterable[Network]) -> Network:
+    """A free /24: the one that ``seed`` points to, or the next that overlaps nothing taken.
+
+    The seed decides where to begin so that a lab made again gets its old addresses where possible.
     """
     candidates = list(POOL.subnets(new_prefix=24))
-    begin = int(hashlib.sha256(lab.encode()).hexdigest(), 16) % len(candidates)
+    begin = int(hashlib.sha256(seed.encode()).hexdigest(), 16) % len(candidates)
     occupied = list(taken)
     for step in range(len(candidates)):
         candidate = candidates[(begin + step) % len(candidates)]
         if not any(candidate.overlaps(network) for network in occupied):
             return candidate
     raise LabError(f"No /24 network in {POOL} is free on this host. `python -m tests.lab status` lists the labs.")
+
+
+def rules_of(rules: str, network: str) -> list[list[str]]:
+    """Arguments of the iptables calls that remove a network's rules, from the text of ``iptables -t TABLE -S``.
+
+    podman removes them itself, except when the namespace of the machines was lost before it could.
+    """
+    calls, chains = [], []
+    for line in rules.splitlines():
+        words = shlex.split(line)
+        if words[:1] == ["-A"] and network in words:
+            calls.append(["-D", *words[1:]])
+            target = words[words.index("-j") + 1] if "-j" in words else ""
+            # Besides the shared ones there is a chain for each network, called from a rule that names its subnet.
+            if words[1] == "POSTROUTING" and target.startswith("NETAVARK-"):
+                chains.append(target)
+    for chain in chains:
+        calls = [call for call in calls if call[1] != chain] + [["-F", chain], ["-X", chain]]
+    return calls
 
 
 def host_networks() -> list[Network]:

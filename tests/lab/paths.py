@@ -13,7 +13,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Paths:
-    """``cache``: what can be made again and is worth keeping. ``state``: keys, records and the lab's own podman store."""
+    """``cache``: what can be made again and is worth keeping. ``state``: keys, records, the lab's own podman store."""
 
     cache: Path
     state: Path

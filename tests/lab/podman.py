@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.lab.errors import LabError
-from tests.lab.files import write_atomic
+from tests.lab.files import locked, write_atomic
 from tests.lab.host import CGROUP_ROOT, Host
 from tests.lab.paths import Paths
 from tests.lab.proc import as_root, run
@@ -28,10 +28,27 @@ HOLDER_SCRIPT = f"mount -t cgroup2 cgroup2 {CGROUP_ROOT} && echo $$ && exec slee
 #: in for its root, and two machines must not share one.
 IN_GROUP_SCRIPT = 'mkdir -p "$1" && echo $$ > "$1/cgroup.procs" && shift && exec "$@"'
 
+#: Runs in a new namespace when an earlier one was lost: podman cannot reach what was made there, so end it and let
+#: podman find the world as after a reboot. $1: the lab's control group, $2: its storage, $3: its runtime folder.
+AFTER_LOSS_SCRIPT = """\
+find "$1" -name cgroup.procs -exec cat {} + 2>/dev/null | xargs -r kill -9 2>/dev/null
+for bundle in "$2"/overlay-containers/*/userdata; do
+    [ -e "$bundle/config.json" ] || continue
+    id=${bundle%/userdata}
+    grep -o '/run/netns/netns-[0-9a-f-]*' "$bundle/config.json" | xargs -r rm -f
+    rm -rf "/run/crun/${id##*/}"
+done
+rm -rf "$3"
+"""
 
-def start_time(stat: str) -> int:
-    """A process's start in clock ticks since boot, from the text of /proc/PID/stat (its name may hold spaces)."""
-    return int(stat.rpartition(")")[2].split()[19])
+
+def start_time(stat: str) -> int | None:
+    """A process's start in clock ticks since boot, from the text of /proc/PID/stat; None for one that has ended.
+
+    One that has ended stays listed until its parent asks for its status. The name in parentheses may hold spaces.
+    """
+    fields = stat.rpartition(")")[2].split()
+    return None if fields[0] in ("Z", "X") else int(fields[19])
 
 
 def process_identity(pid: int) -> dict[str, int | str] | None:
@@ -41,7 +58,8 @@ def process_identity(pid: int) -> dict[str, int | str] | None:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return {"pid": pid, "start": start_time(stat), "boot": boot}
+    start = start_time(stat)
+    return None if start is None else {"pid": pid, "start": start, "boot": boot}
 
 
 def is_alive(identity: dict[str, Any] | None) -> bool:
@@ -71,9 +89,11 @@ class Podman:
 
     def ensure_holder(self) -> bool:
         """Start the holder where one is needed and none runs. True when one was started."""
-        self._write_configuration()
-        if self.holder_alive():
-            return False
+        with locked(self.paths.state / "holder.lock"):
+            self._write_configuration()
+            return False if self.holder_alive() else self._start_holder()
+
+    def _start_holder(self) -> bool:
         done = run(
             as_root(["setsid", "--fork", "unshare", "--mount", "--propagation", "private", "sh", "-c", HOLDER_SCRIPT])
         )
@@ -85,6 +105,8 @@ class Podman:
                 + (done.stderr.decode(errors="replace").strip() or "unshare said nothing")
             )
         write_atomic(self.paths.holder, json.dumps(identity) + "\n")
+        places = [self.group_path(""), str(self.paths.podman / "storage"), str(self.paths.runtime)]
+        self._in_namespace(["sh", "-c", AFTER_LOSS_SCRIPT, "sh", *places])
         return True
 
     def end_holder(self) -> None:
@@ -96,7 +118,7 @@ class Podman:
     # Calls -----------------------------------------------------------------------------------------------------
 
     def command(self, arguments: Sequence[str], *, group: str | None = None) -> list[str]:
-        """The full command line for one podman call. ``group``: name of the machine whose control group it starts in."""
+        """The full command line for one podman call. ``group`` names the machine whose control group it starts in."""
         call = [
             "env",
             f"CONTAINERS_CONF={self.paths.podman / 'containers.conf'}",
@@ -131,6 +153,11 @@ class Podman:
         listed = json.loads(self.call("ps", "--all", "--format", "json") or "[]")
         return {container["Names"][0]: container["State"] for container in listed}
 
+    def name_bridge(self, network: str, bridge: str) -> None:
+        """Give a network's bridge a name of our choice; ``network create`` can only since podman 4.5."""
+        path = self.paths.podman / "networks" / f"{network}.json"
+        run(as_root(["sed", "-i", f's/"network_interface": "[^"]*"/"network_interface": "{bridge}"/', str(path)]))
+
     # Parts -----------------------------------------------------------------------------------------------------
 
     def group_path(self, machine: str) -> str:
@@ -158,6 +185,9 @@ class Podman:
         write_atomic(
             folder / "containers.conf",
             "# Written by the lab.\n"
+            "[containers]\n"
+            # A machine's /etc/hosts says nothing of this host's.
+            'base_hosts_file = "none"\n'
             "[engine]\n"
             f'cgroup_manager = "{manager}"\n'
             'events_logger = "none"\n'

@@ -26,18 +26,23 @@ class Server:
 
 @dataclass
 class Record:
-    """One lab. ``holder`` is the mount namespace its machines were made in, None where none is needed.
+    """One lab. ``network`` is podman's name for its network; ``holder`` keeps the mount namespace its machines live in,
+    None where none is needed.
 
-    ``machines`` are numbers 1, 2, ...; ``gpus`` a profile of the simulator or "none"; ``inventories`` the files written for it.
+    ``machines`` are numbers 1, 2, ...; ``gpus`` is a profile of the simulator or "none"; ``made`` gives, by number, the
+    profile of each machine that was finished: one that is missing there was interrupted half-way and is made again.
+    ``inventories`` are the files written for it.
     """
 
     name: str
     subnet: str
+    network: str
     bridge: str
     image: str
     holder: dict[str, Any] | None = None
     machines: list[int] = field(default_factory=list)
     gpus: str = "none"
+    made: dict[str, str] = field(default_factory=dict)
     inventories: list[str] = field(default_factory=list)
     servers: list[Server] = field(default_factory=list)
 
