@@ -101,7 +101,7 @@ def notes_on_endpoints(host: str, variables: Mapping[str, Any], endpoints: Itera
             Fault(
                 "clients_unlimited",
                 host,
-                f"the server listens on {variables[_HOST]} and {_CLIENTS} is empty: whoever reaches it may try API keys",
+                f"the server listens on {variables[_HOST]} and {_CLIENTS} is empty: whoever reaches it may try keys",
                 f"list the clients' networks in {_CLIENTS}, or see to it that a firewall does this",
             )
         )

@@ -75,6 +75,8 @@ class Interrupt:
         self._count = 0
         self._passed_on = 0
         self._since = 0.0
+        #: ansible-runner's private folder of the run at hand; every process of that run has it in its environment.
+        self.private = ""
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
@@ -102,7 +104,7 @@ class Interrupt:
             self._since = now
         if self._passed_on < self._count:
             self._passed_on = self._count
-            _interrupt_children()
+            _interrupt_children(self.private)
         return now - self._since > STOP_GRACE_S
 
 
@@ -125,6 +127,7 @@ def run_playbook(
     started = datetime.datetime.now(datetime.timezone.utc)
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="volta-llm-") as private:
+        interrupt.private = private
         options = {
             "private_data_dir": private,
             "project_dir": str(request.project),
@@ -212,22 +215,27 @@ def _checks_host_keys(config: Path) -> bool:
     return parser.getboolean("defaults", "host_key_checking", fallback=True)
 
 
-def _interrupt_children() -> None:
-    """SIGINT to the process group of each child that leads a session: ansible-playbook under its pseudo-terminal."""
-    for pid in _session_children():
+def _interrupt_children(private: str) -> None:
+    """SIGINT to the process group of ansible-playbook, which leads the session of its pseudo-terminal."""
+    for pid in _session_children(private):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(pid, signal.SIGINT)
 
 
-def _session_children() -> Sequence[int]:
+def _session_children(private: str) -> Sequence[int]:
+    """Children of this process that lead a session and have ``private`` in their environment."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             # pid (comm) state ppid pgrp session ...; comm may hold anything, so cut after its last parenthesis.
             fields = stat.read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+            pid = int(stat.parent.name)
+            if int(fields[1]) != os.getpid() or int(fields[3]) != pid:
+                continue
+            # A program that uses this as a library may have children of its own.
+            environment = (stat.parent / "environ").read_bytes()
         except OSError:
             continue
-        pid = int(stat.parent.name)
-        if int(fields[1]) == os.getpid() and int(fields[3]) == pid:
+        if os.fsencode(private) in environment:
             found.append(pid)
     return found

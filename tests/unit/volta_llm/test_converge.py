@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests.unit.volta_llm.conftest import Checkout
-from volta_llm import UsageError
+from volta_llm import UsageError, converge
 from volta_llm.cli import main
 
 WRITE = """
@@ -82,6 +82,22 @@ def test_not_idempotent_names_the_tasks(
     assert [(failure.get("type"), failure.get("message")) for failure in failures] == [
         ("not_idempotent", f"changed again in run 2: {checkout.root}/site.yml:11")
     ]
+
+
+def test_progress_of_a_running_task_is_shown_before_its_result(checkout: Checkout) -> None:
+    (checkout.root / "action_plugins").mkdir()
+    (checkout.root / "action_plugins" / "slow.py").write_text(
+        "from ansible.plugins.action import ActionBase\nfrom ansible.utils.display import Display\n\n"
+        "class ActionModule(ActionBase):\n    def run(self, tmp=None, task_vars=None):\n"
+        "        Display().display('step 1 of 2')\n        return {'changed': False}\n"
+    )
+    checkout.play("- name: Build\n  slow:\n")
+    lines: list[str] = []
+
+    converge(checkout.request(), show=lines.append)
+
+    text = "\n".join(lines)
+    assert text.index("TASK [Build]") < text.index("step 1 of 2") < text.index("ok: [one]")
 
 
 def test_check_mode_changes_nothing(checkout: Checkout) -> None:
