@@ -1,0 +1,353 @@
+# Copyright: The volta.llm authors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""From a request to a release in use: the order of things, and what happens when something goes wrong on the way.
+
+Nothing that is in use is touched before the new release has been proven. An interrupted run leaves the work folder of
+its fingerprint, in which the next run goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from ..faults import Fault, FaultError, is_fatal
+from ..progress import ProgressWriter
+from . import plan, release, request, sources, toolchain
+from .catalogue import CATALOGUE
+from .compile import Builder, Work
+from .diagnosis import toolkit_note
+from .process import environment, find_program, processes_in, run_as
+from .request import Account, Request
+from .toolchain import Toolchain
+
+#: How long a run waits for another one in the same folder, in seconds: a build that lost its connection is let end.
+WAIT_S = 2 * 3600.0
+
+
+@dataclass
+class Outcome:
+    """What a run found and did; null is what could not be known.
+
+    ``release``, ``previous_release`` and ``binary`` are absolute paths, ``build_s`` seconds of fetching, compiling and
+    proving in this run.
+    """
+
+    changed: bool = False
+    faults: list[Fault] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    release: str | None = None
+    previous_release: str | None = None
+    current: str | None = None
+    binary: str | None = None
+    fingerprint: str | None = None
+    version: str | None = None
+    commit: str | None = None
+    cuda_architectures: list[str] = field(default_factory=list)
+    capabilities: dict[str, list[str]] | None = None
+    proof: list[dict[str, str]] = field(default_factory=list)
+    removed: list[str] = field(default_factory=list)
+    log: str | None = None
+    jobs: int | None = None
+    build_s: float | None = None
+
+    def results(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name != "faults"}
+
+
+def build(asked: Request, check_mode: bool = False, wait_s: float = WAIT_S) -> Outcome:
+    """Bring the machine to the asked release, or say what stands in the way. Never raises for what it finds there."""
+    outcome = Outcome()
+    outcome.faults = request.check(asked)
+    if outcome.faults:
+        return outcome
+    wanted = request.normalised(asked)
+    outcome.cuda_architectures = list(wanted.cuda_architectures)
+    try:
+        _Run(wanted, outcome, wait_s).go(check_mode)
+    except FaultError as exc:
+        outcome.faults.append(exc.fault)
+    except OSError as exc:
+        outcome.faults.append(_filesystem_fault(exc))
+    return outcome
+
+
+def _filesystem_fault(exc: OSError) -> Fault:
+    subject = str(exc.filename or "file system")
+    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        return CATALOGUE.fault("disk_full", subject, "no space left", "Free some space there and run again.")
+    return CATALOGUE.fault(
+        "filesystem_error",
+        subject,
+        exc.strerror or str(exc),
+        "Check that prefix and build_directory can be written by the user who runs the module.",
+    )
+
+
+class _Run:
+    """One run of the module; fills the outcome as it goes."""
+
+    def __init__(self, wanted: Request, outcome: Outcome, wait_s: float) -> None:
+        self.wanted = wanted
+        self.outcome = outcome
+        self.wait_s = wait_s
+        self.store = release.Store(wanted.prefix)
+        self.base = Path(wanted.build_directory)
+
+    def go(self, check_mode: bool) -> None:
+        account, account_faults = request.find_account(self.wanted)
+        tools, tool_faults = toolchain.probe(self.wanted, account)
+        faults = [*account_faults, *tool_faults]
+        self._report_links()
+        if faults or tools is None:
+            if not (check_mode and all(_may_come(fault) for fault in faults)):
+                self.outcome.faults += faults
+                return
+            # In check mode the packages and the user were not installed a moment ago, as they will be for real.
+            self.outcome.changed = True
+            self.outcome.notes += [
+                f"{fault.subject}: {fault.message}; the build follows once it is there." for fault in faults
+            ]
+            return
+        inputs = plan.fingerprint_inputs(self.wanted, tools)
+        self.outcome.fingerprint = plan.fingerprint(inputs)
+        if self._settled() or check_mode:
+            return
+        started = time.monotonic()
+        with self._lock():
+            # Another run may have built the very same while this one waited.
+            if self._settled():
+                return
+            found = self.store.find(self.outcome.fingerprint)
+            if found is None:
+                found = self._make(tools, account, inputs, started)
+                self.outcome.changed = True
+            self._describe(found)
+            if self.wanted.switch:
+                self._switch(found)
+
+    def _settled(self) -> bool:
+        """True when nothing is to be done; otherwise the outcome already says that something will change."""
+        found = self.store.find(self.outcome.fingerprint or "")
+        if found is not None:
+            self._describe(found)
+            if not self.wanted.switch or self.store.link("current") == found.path:
+                self.outcome.changed = False
+                return True
+        self.outcome.changed = True
+        return False
+
+    def _describe(self, found: release.Release) -> None:
+        manifest = found.manifest
+        self.outcome.release = str(found.path)
+        self.outcome.binary = str(found.binary)
+        self.outcome.version = manifest.get("version")
+        self.outcome.commit = manifest.get("commit")
+        self.outcome.capabilities = manifest.get("capabilities")
+        self.outcome.proof = manifest.get("proof", [])
+
+    def _report_links(self) -> None:
+        current, previous = self.store.link("current"), self.store.link("previous")
+        self.outcome.current = str(current) if current else None
+        self.outcome.previous_release = str(previous) if previous else None
+
+    def _switch(self, found: release.Release) -> None:
+        if self.store.link("current") != found.path:
+            self.store.switch(found.path)
+            self.outcome.changed = True
+        self.outcome.removed = self.store.prune(self.wanted.keep_releases)
+        self._report_links()
+
+    # --- making a release ---
+
+    def _make(
+        self, tools: Toolchain, account: Account | None, inputs: dict[str, Any], started: float
+    ) -> release.Release:
+        wanted, outcome = self.wanted, self.outcome
+        assert outcome.fingerprint is not None
+        name = plan.short(outcome.fingerprint)
+        work = self._prepare(name, account)
+        outcome.log = str(work.log)
+        unpacked = self._source(work, tools, account)
+
+        builder = Builder(wanted, tools, account, work)
+        version, findings = builder.configure()
+        fatal = [fault for fault in findings if is_fatal(fault)]
+        if fatal:
+            outcome.faults += findings
+            raise FaultError(outcome.faults.pop())
+        outcome.faults += findings
+        if wanted.version is not None and version is not None and version != wanted.version:
+            raise FaultError(
+                CATALOGUE.fault(
+                    "source_version_mismatch",
+                    "version",
+                    f"the source is {version}, asked for is {wanted.version}",
+                    "Write the version that belongs to this source, or leave version out.",
+                )
+            )
+        outcome.jobs = builder.build()
+
+        ProgressWriter(wanted.progress_file, "steps").update("install", 0, None, name, force=True)
+        self.store.releases.mkdir(mode=0o755, parents=True, exist_ok=True)
+        self.store.clean_partials()
+        partial = self.store.releases / f".{name}.{os.getpid()}"
+        try:
+            release.lay_down(work.build, wanted.targets, partial, account)
+            proof = release.prove(
+                partial,
+                version or wanted.version,
+                wanted.commit[:9] if wanted.commit else None,
+                wanted.cuda_architectures,
+                account,
+                tools.cuda.root if tools.cuda else None,
+            )
+            outcome.build_s = round(time.monotonic() - started, 1)
+            release.write_manifest(
+                partial,
+                {
+                    "fingerprint": outcome.fingerprint,
+                    "inputs": inputs,
+                    "version": proof.version,
+                    "commit": proof.commit,
+                    "full_commit": unpacked.commit,
+                    "backend": wanted.backend,
+                    "cuda_architectures": list(wanted.cuda_architectures),
+                    "capabilities": proof.capabilities.as_dict(),
+                    "proof": proof.checks,
+                    "built_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+                    "build_s": outcome.build_s,
+                },
+            )
+            label = re.sub(r"[^0-9A-Za-z.+_-]", "_", proof.version or proof.commit or "unnamed")
+            path = self.store.commit(partial, f"{label}-{name}")
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+        if tools.cuda is not None:
+            outcome.notes += _driver_notes(tools)
+        # The release is the result; ccache keeps what the next build can use again.
+        shutil.rmtree(work.root, ignore_errors=True)
+        made = release.read_release(path)
+        assert made is not None
+        return made
+
+    def _prepare(self, name: str, account: Account | None) -> Work:
+        """The folders of this build; what a killed run left running in them is ended first."""
+        root = self.base / "work" / name
+        work = Work(root, root / "source", root / "build", root / "home", self.base / "logs" / f"{name}.log")
+        for folder in (self.base / "downloads", self.base / "logs", root):
+            folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+        end_leftovers(root)
+        ccache = Path(self.wanted.ccache_directory or self.base / "ccache")
+        for folder in (work.build, work.home, ccache):
+            if not folder.is_dir():
+                folder.mkdir(mode=0o755, parents=True)
+                if account is not None:
+                    os.chown(folder, account.uid, account.gid)
+        return work
+
+    def _source(self, work: Work, tools: Toolchain, account: Account | None) -> sources.Unpacked:
+        """The source in ``work.source``; one that is there was verified when it was put there."""
+        stated = work.root / "source.commit"
+        if work.source.is_dir():
+            text = stated.read_text(encoding="ascii").strip()
+            return sources.Unpacked(text or None)
+        fresh = work.root / "source.new"
+        shutil.rmtree(fresh, ignore_errors=True)
+        try:
+            if self.wanted.source_type == "git":
+                env = plan.build_environment(self.wanted, tools, work.root, work.home)
+                unpacked = sources.checkout(self.wanted, tools.git or "git", account, fresh, env)
+            else:
+                progress = ProgressWriter(self.wanted.progress_file, "bytes")
+
+                def report(done: int, total: int | None) -> None:
+                    progress.update("download", done, total, sources.PACKAGE, force=done == total)
+
+                archive = sources.fetch_archive(self.wanted, self.base / "downloads", report)
+                unpacked = sources.unpack(archive, self.wanted.sha256 or "", fresh)
+            fault = sources.check_commit(unpacked, self.wanted.commit)
+            if fault is not None:
+                raise FaultError(fault)
+            stated.write_text(unpacked.commit or "", encoding="ascii")
+            fresh.rename(work.source)
+        except BaseException:
+            shutil.rmtree(work.root, ignore_errors=True)
+            raise
+        return unpacked
+
+    @contextlib.contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Hold the build folder and the prefix for this run alone; the kernel lets go when the process ends."""
+        with contextlib.ExitStack() as stack:
+            for folder in (self.base, self.store.prefix):
+                folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+                handle = stack.enter_context((folder / ".lock").open("a+", encoding="ascii"))
+                self._wait_for(handle.fileno(), folder)
+                handle.truncate(0)
+                handle.write(f"{os.getpid()}\n")
+                handle.flush()
+            yield
+
+    def _wait_for(self, handle: int, folder: Path) -> None:
+        progress = ProgressWriter(self.wanted.progress_file, "steps")
+        deadline = time.monotonic() + self.wait_s
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as exc:
+                if exc.errno not in (errno.EAGAIN, errno.EACCES):
+                    raise
+            else:
+                return
+            holder = (folder / ".lock").read_text(encoding="ascii").strip() or "unknown"
+            if time.monotonic() >= deadline:
+                raise FaultError(
+                    CATALOGUE.fault(
+                        "build_in_progress",
+                        str(folder),
+                        f"process {holder} is building here and did not end within {self.wait_s:.0f} s",
+                        "Let it end, or end it, and run again.",
+                    )
+                )
+            progress.update("wait", 0, None, f"process {holder} is building", force=True)
+            time.sleep(min(1.0, max(0.05, self.wait_s)))
+
+
+def _may_come(fault: Fault) -> bool:
+    """Faults that earlier tasks of the same play would have cured, had they not been in check mode as well."""
+    return fault.code in ("build_tool_missing", "build_user_unusable", "nvcc_missing")
+
+
+def end_leftovers(folder: Path) -> None:
+    """End compilers that a killed run left: two of them would write the same object files."""
+    for _ in range(50):
+        left = processes_in(folder)
+        if not left:
+            return
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.1)
+
+
+def _driver_notes(tools: Toolchain) -> list[str]:
+    assert tools.cuda is not None
+    nvidia_smi = find_program("nvidia-smi")
+    if nvidia_smi is None:
+        return []
+    answer = run_as(None, [nvidia_smi], environment(), timeout=30)
+    driver_cuda = toolchain.first_match(r"CUDA Version: (\d+\.\d+)", answer.stdout)
+    note = toolkit_note(tools.cuda.version, driver_cuda) if driver_cuda else None
+    return [note] if note else []
