@@ -125,8 +125,12 @@ options:
     description: Program that the unit runs before and after the server's start.
     type: path
     default: /usr/local/lib/volta-llm/llama-server-guard
+  sysroot:
+    description:
+      - Folder below which C(/sys) is read for the GPUs. Engine, model and ports are always those of this machine.
+    type: path
+    default: /
 extends_documentation_fragment:
-  - volta.llm.machine
   - volta.llm.machine.attributes
 attributes:
   check_mode:
@@ -281,12 +285,11 @@ def main() -> None:
             "load_timeout": {"type": "int", "default": 0},
             "guard": {"type": "path", "default": "/usr/local/lib/volta-llm/llama-server-guard"},
             "sysroot": {"type": "path", "default": "/"},
-            "timeout": {"type": "float", "default": 30.0},
         },
         supports_check_mode=True,
     )
     given = dict(module.params)
-    machine = Machine(given.pop("sysroot"), given.pop("timeout"))
+    machine = Machine(given.pop("sysroot"))
     options = UnitOptions(**{key: given.pop(key) for key in ("name", "user", "load_timeout", "guard")})
     prepared = prepare(Settings(**given), options, machine, check=module.check_mode)
     finish(module, prepared.faults, changed=False, **prepared.results)

@@ -76,7 +76,7 @@ options:
     default: nvidia-smi
   sysroot:
     description:
-      - Folder below which C(/proc) is read. When it holds a folder C(commands/), the output of nvidia-smi recorded there answers.
+      - When it holds a folder C(commands/), the output of nvidia-smi recorded there answers. Processes are always those of this machine.
     type: path
     default: /
 extends_documentation_fragment:

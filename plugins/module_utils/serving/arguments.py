@@ -56,6 +56,8 @@ MANAGED_ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "gpus",
     "CUDA_DEVICE_ORDER": "gpus",
 }
+#: Options that older releases had and guides still name.
+REPLACED = dict.fromkeys(("--mmap", "--no-mmap", "--mlock", "--direct-io", "-dio"), "--load-mode")
 
 
 @dataclass(frozen=True)
@@ -346,30 +348,29 @@ def _compatible(
 ) -> tuple[list[Fault], list[str]]:
     """Ask the compatibility table. An explicit row or tensor is judged on any backend: it never works on a CPU."""
     explicit = settings.split_mode if settings.split_mode in ("row", "tensor") else None
-    faults: list[Fault] = []
-    notes: list[str] = []
+    attention = settings.flash_attention if settings.flash_attention in FLASH_ATTENTION else None
+    engine = _release(around.engine_version)
+    verdict = judge(
+        {
+            "split_mode": mode or explicit,
+            "architecture": around.architecture,
+            "gpu_count": gpu_count,
+            "llama_cpp": engine,
+            "flash_attention": attention,
+            "fit": "false",
+        }
+    )
+    faults = [Fault(fault.code, fault.subject, fault.message, fault.remedy) for fault in verdict.faults]
+    notes = [f"{note.subject}: {note.message}" for note in verdict.notes]
     for subject, cache_type in (("cache_type_k", settings.cache_type_k), ("cache_type_v", settings.cache_type_v)):
-        verdict = judge(
-            {
-                "split_mode": mode or explicit,
-                "architecture": around.architecture,
-                "gpu_count": gpu_count,
-                "gpu": around.gpu if settings.backend == "cuda" else None,
-                "llama_cpp": _release(around.engine_version),
-                "cache_type": cache_type if cache_type in CACHE_TYPES else None,
-                "flash_attention": settings.flash_attention if settings.flash_attention in FLASH_ATTENTION else None,
-                "fit": "false",
-            }
-        )
-        for fault in verdict.faults:
-            if fault.code == "cache_type_unavailable":
-                # Flash attention is needed for quantised values only; keys may be quantised without.
-                if subject == "cache_type_k" and "V cache" in fault.message:
-                    continue
-                faults.append(Fault(fault.code, subject, fault.message, fault.remedy))
-            else:
-                faults.append(Fault(fault.code, fault.subject, fault.message, fault.remedy))
-        notes += [f"{note.subject}: {note.message}" for note in verdict.notes]
+        if cache_type not in CACHE_TYPES:
+            continue
+        gpu = around.gpu if settings.backend == "cuda" else None
+        # Flash attention is needed for quantised values only; keys may be quantised without.
+        needs = attention if subject == "cache_type_v" else None
+        verdict = judge({"cache_type": cache_type, "flash_attention": needs, "gpu": gpu, "llama_cpp": engine})
+        faults += [Fault(fault.code, subject, fault.message, fault.remedy) for fault in verdict.faults]
+        notes += [f"{subject}: {note.message}" for note in verdict.notes]
     return list(dict.fromkeys(faults)), list(dict.fromkeys(notes))
 
 
@@ -423,7 +424,7 @@ def _managed(where: str, name: str, setting: str) -> Fault:
 
 
 def _unknown_flag(flag: str, flags: frozenset[str]) -> Fault:
-    near = difflib.get_close_matches(flag, sorted(flags), n=2, cutoff=0.6)
+    near = [REPLACED[flag]] if REPLACED.get(flag) in flags else difflib.get_close_matches(flag, sorted(flags), n=2)
     hint = f" Near it: {', '.join(near)}." if near else ""
     return CATALOGUE.fault(
         "argument_unknown",

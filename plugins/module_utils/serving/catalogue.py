@@ -71,24 +71,6 @@ CATALOGUE = Catalogue(
             "/opt/llama.cpp/current/bin/llama-server: no such program",
         ),
         FaultKind(
-            "model_missing",
-            "error",
-            "The model file, or one of its shards, is not there or is empty.",
-            "/srv/models/x-00002-of-00004.gguf: there is no such file",
-        ),
-        FaultKind(
-            "model_not_first_shard",
-            "error",
-            "The model is given by a shard that is not the first.",
-            "model: x-00002-of-00004.gguf is shard 2; the engine loads a set by its first",
-        ),
-        FaultKind(
-            "model_unreadable",
-            "error",
-            "The model file is not a GGUF file.",
-            "/srv/models/x.gguf: does not begin with the GGUF magic",
-        ),
-        FaultKind(
             "port_taken",
             "critical",
             "Another program listens on the port.",

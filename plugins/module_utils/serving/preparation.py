@@ -54,20 +54,28 @@ class Engine:
 
 
 def prepare(
-    settings: Settings, options: UnitOptions, machine: Machine, check: bool = False, runner: Runner = run
+    settings: Settings,
+    options: UnitOptions,
+    gpu_machine: Machine,
+    check: bool = False,
+    here: Machine | None = None,
+    runner: Runner = run,
 ) -> Prepared:
-    """Judge all of it. In check mode engine and model may be missing: nothing installed them."""
+    """Judge all of it. In check mode engine and model may be missing: nothing installed them.
+
+    ``gpu_machine`` is where GPUs are looked for (a simulator, perhaps), ``here`` where the server will listen.
+    """
     faults: list[Fault] = []
     engine, engine_faults = inspect_engine(settings.binary, runner)
     faults += engine_faults
     model, model_faults = model_file.inspect(settings.model)
     faults += model_faults
-    absent = ("engine_missing", "model_missing")
+    absent = ("engine_missing", "gguf_not_found")
     would_verify = check and any(fault.code in absent for fault in faults)
     if check:
         faults = [fault for fault in faults if fault.code not in absent]
 
-    bus_ids, gpu = inspect_gpus(machine) if settings.backend == "cuda" else ((), None)
+    bus_ids, gpu = inspect_gpus(gpu_machine) if settings.backend == "cuda" else ((), None)
     computed = plan(
         settings,
         Surroundings(
@@ -82,7 +90,7 @@ def prepare(
     faults += computed.faults
     if not computed.faults and not engine.missing:
         faults += parse_by_engine(settings, computed, runner)
-    faults += check_port(settings, options.name, machine)
+    faults += check_port(settings, options.name, here or Machine())
 
     limit = options.load_timeout or load_timeout(model.size)
     text = render(

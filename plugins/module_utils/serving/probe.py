@@ -138,14 +138,23 @@ class Client:
 
 
 class Probe:
-    """One examination of an endpoint. ``examine`` fills ``finding`` and returns the faults."""
+    """One examination of an endpoint. ``examine`` fills ``finding`` and returns the faults.
+
+    ``gpu_machine`` is asked about GPUs (a simulator, perhaps), ``here`` about processes.
+    """
 
     def __init__(
-        self, question: Question, machine: Machine, runner: Runner = run, sleep: Callable[[float], None] = time.sleep
+        self,
+        question: Question,
+        gpu_machine: Machine,
+        here: Machine | None = None,
+        runner: Runner = run,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.question = question
         self.finding = Finding()
-        self._machine = machine
+        self._gpu_machine = gpu_machine
+        self._here = here or Machine()
         self._run = runner
         self._sleep = sleep
         self._client = Client(question.root, question.api_key)
@@ -226,7 +235,7 @@ class Probe:
             return []
         self.finding.pid = self._status().pid
         port = urllib.parse.urlsplit(self.question.root).port or 80
-        holders = [item for item in listeners(self._machine, port) if item.pid is not None]
+        holders = [item for item in listeners(self._here, port) if item.pid is not None]
         if not holders or any(item.pid == self.finding.pid for item in holders):
             return []
         service = f"the service is pid {self.finding.pid}" if self.finding.pid else "the service does not run"
@@ -333,7 +342,7 @@ class Probe:
         if self.finding.pid is None:
             return [_gpu_unknown("the process of the service is not known", "Give unit.")]
         query = ["--query-compute-apps=gpu_uuid,pid,used_memory", "--format=csv,noheader,nounits"]
-        done = self._machine.run([self.question.nvidia_smi, *query])
+        done = self._gpu_machine.run([self.question.nvidia_smi, *query])
         if not done.ok:
             what = "not found" if done.missing else "no answer in time" if done.timed_out else f"exit status {done.rc}"
             return [_gpu_unknown(f"{self.question.nvidia_smi}: {what}", "See module gpu_inventory.")]
