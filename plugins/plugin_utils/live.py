@@ -12,7 +12,6 @@ seconds; 0 or C(off) runs the module plainly. By default 2 s at first, growing t
 
 from __future__ import annotations
 
-import inspect
 import json
 import os
 import posixpath
@@ -83,20 +82,26 @@ class LiveAction(ActionBase):  # type: ignore[misc]
             or self._connection.has_native_async
             or self._connection.always_pipeline_modules
         ):
-            # `async:` on the task: Ansible's executor does the waiting. no_log: nothing may be shown or left in a job file.
+            # `async:` on the task: the executor does the waiting. no_log: nothing may be shown or left in a job file.
             in_background = bool(self._task.async_val) and not self._connection.has_native_async
             result.update(self._execute_module(module_args=args, task_vars=task_vars, wrap_async=in_background))
             return result
         lines = Lines(self._label(), _host(task_vars, self._task), interval, Display().display)
         if job_file:
             try:
-                result.update(self._follow(job_file, args.get("progress_file"), lines))
+                result.update(
+                    self._follow(job_file, args.get("progress_file") or self.joined_progress(args), lines, task_vars)
+                )
                 return result
             except JobLost:
                 # What it fetched is on disk: the run below goes on from there.
                 Display().vv(f"{self._label()}: job {posixpath.basename(job_file)} is gone, running the module again")
         result.update(self._run_live(args, task_vars, lines))
         return result
+
+    def joined_progress(self, args: dict[str, Any]) -> str | None:
+        """Where a job started without ``progress_file`` reports; null when it does not."""
+        return None
 
     def _run_live(self, args: dict[str, Any], task_vars: dict[str, Any], lines: Lines) -> dict[str, Any]:
         progress = args.get("progress_file")
@@ -106,17 +111,22 @@ class LiveAction(ActionBase):  # type: ignore[misc]
             args["progress_file"] = posixpath.join(folder, f"volta-{secrets.token_hex(8)}.progress")
         started = self._start(args, task_vars)
         if "ansible_job_id" not in started or started.get("failed"):
-            return started
+            # Nothing ran: a user without a home has no place for the job, or the connection's own trouble, which a
+            # plain run reports in its own words.
+            Display().vv(f"{self._label()}: runs without progress: {started.get('msg', 'no job was started')}")
+            plain = {key: value for key, value in args.items() if key != "progress_file" or progress}
+            answer: dict[str, Any] = self._execute_module(module_args=plain, task_vars=task_vars)
+            return answer
         job_file = started["results_file"]
         if not progress:
             progress = posixpath.join(posixpath.dirname(job_file), posixpath.basename(args["progress_file"]))
         try:
-            result = self._follow(job_file, progress, lines)
+            result = self._follow(job_file, progress, lines, task_vars)
         except JobLost:
             result = {
                 "failed": True,
-                "msg": f"{self._label()}: its process on the host is gone without a result (killed, out of memory, or the "
-                "machine was restarted). Run the playbook again: it goes on from what is there.",
+                "msg": f"{self._label()}: its process on the host is gone without a result (killed, out of memory, or "
+                "the machine was restarted). Run the playbook again: it goes on from what is there.",
                 "faults": [],
             }
         for key in ("ansible_facts", "warnings", "deprecations"):
@@ -134,7 +144,7 @@ class LiveAction(ActionBase):  # type: ignore[misc]
             # Left set, the executor would take our result for a job to wait for.
             self._task.async_val = 0
 
-    def _follow(self, job_file: str, progress: str | None, lines: Lines) -> dict[str, Any]:
+    def _follow(self, job_file: str, progress: str | None, lines: Lines, task_vars: dict[str, Any]) -> dict[str, Any]:
         """Wait for the job, printing lines; its result. Raises JobLost."""
         command = poll_command(job_file, progress)
         begun = seen = time.monotonic()
@@ -157,7 +167,7 @@ class LiveAction(ActionBase):  # type: ignore[misc]
                     )
                 continue
             seen = now
-            result = self._job_result(poll.job)
+            result = self._job_result(job_file, poll.job, task_vars)
             if result is not None:
                 self._low_level_execute_command(cleanup_command(job_file, progress))
                 if now - begun > QUIET_S:
@@ -171,7 +181,7 @@ class LiveAction(ActionBase):  # type: ignore[misc]
             if now - begun > QUIET_S:
                 lines.show(poll.progress, now)
 
-    def _job_result(self, text: str) -> dict[str, Any] | None:
+    def _job_result(self, job_file: str, text: str, task_vars: dict[str, Any]) -> dict[str, Any] | None:
         """The module's result in the job's file, or null while it runs."""
         try:
             raw = json.loads(text)
@@ -188,16 +198,23 @@ class LiveAction(ActionBase):  # type: ignore[misc]
             detail = (raw.get("stderr") or raw.get("data") or "").strip()[-2000:]
             return {
                 "failed": True,
-                "msg": f"{self._label()}: the module was ended on the host before it could answer (killed or out of memory)."
+                "msg": f"{self._label()}: the module was ended on the host before it could answer "
+                "(killed or out of memory). Run the playbook again: it goes on from what is there."
                 + (f"\n{detail}" if detail else ""),
                 "faults": [],
             }
-        parse: Callable[..., dict[str, Any]] = self._parse_returned_data
-        answer = {"stdout": text, "stderr": "", "rc": 0}
-        # ansible-core 2.19 added the serialization profile.
-        data = parse(answer, "legacy") if len(inspect.signature(parse).parameters) > 1 else parse(answer)
-        data.pop("_ansible_parsed", None)
-        return data
+        if "__ansible_type" in text or not raw.keys().isdisjoint(("warnings", "deprecations", "exception")):
+            # Typed or special values: Ansible's own module reads them as this release means them.
+            folder, job = posixpath.split(job_file)
+            data: dict[str, Any] = self._execute_module(
+                module_name="ansible.legacy.async_status",
+                module_args={"jid": job, "_async_dir": folder, "mode": "status"},
+                task_vars=task_vars,
+            )
+            for key in ("started", "finished", "ansible_job_id", "results_file"):
+                data.pop(key, None)
+            return data
+        return {key: value for key, value in raw.items() if not key.startswith("_ansible_")}
 
     def _reset_connection(self) -> None:
         try:
@@ -208,10 +225,7 @@ class LiveAction(ActionBase):  # type: ignore[misc]
     def _interval(self, task_vars: dict[str, Any]) -> float | None:
         """Seconds between lines; null for the growing default, 0 for none."""
         value = task_vars.get("volta_progress_interval")
-        if value is not None:
-            value = self._templar.template(value)
-        else:
-            value = os.environ.get("VOLTA_PROGRESS_INTERVAL", "")
+        value = os.environ.get("VOLTA_PROGRESS_INTERVAL", "") if value is None else self._templar.template(value)
         text = str(value).strip().lower()
         if text in ("", "auto", "true"):
             return None
@@ -221,7 +235,8 @@ class LiveAction(ActionBase):  # type: ignore[misc]
             return max(0.0, float(text))
         except ValueError:
             raise AnsibleError(
-                f"volta_progress_interval is {text!r}: write seconds between progress lines, 0 or off for none, auto for the default"
+                f"volta_progress_interval is {text!r}: write seconds between progress lines, 0 or off for none, "
+                "auto for the default"
             ) from None
 
     def _label(self) -> str:

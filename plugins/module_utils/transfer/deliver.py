@@ -59,8 +59,12 @@ class Delivered:
     resumed_from: int = 0
     changed: bool = False
     set_aside: str | None = None
+    right: bool = False
 
-    def verified(self, wanted: Wanted) -> str:
+    def verified(self, wanted: Wanted) -> str | None:
+        """Null when the file is not there or not right."""
+        if not self.right:
+            return None
         if wanted.sha256:
             return "sha256"
         return "size" if wanted.size is not None else "none"
@@ -132,6 +136,7 @@ class Delivery:
             if stamp is None:
                 return False
             outcome.size, outcome.sha256, outcome.source = stamp.size, stamp.sha256, stamp.source or None
+            outcome.right = True
         return True
 
     def predict(self) -> Report:
@@ -141,7 +146,10 @@ class Delivery:
                 if self._full or self._proof(item) is None:
                     digest = _hash_file(item.dest) if _size_of(item.dest) is not None else None
                     outcome.sha256, outcome.size = digest, _size_of(item.dest)
-                    outcome.changed = digest is None or not _right(item, outcome.size, digest)
+                    outcome.right = digest is not None and _right(item, outcome.size, digest)
+                    outcome.changed = not outcome.right
+                else:
+                    outcome.right = True
         return self._finish()
 
     def _proof(self, item: Wanted) -> Stamp | None:
@@ -249,6 +257,7 @@ class Delivery:
             stamp = None if self._full else self._proof(item)
             if stamp is not None:
                 outcome.size, outcome.sha256, outcome.source = stamp.size, stamp.sha256, stamp.source or None
+                outcome.right = True
             elif _size_of(item.dest) is None or (item.size is not None and _size_of(item.dest) != item.size):
                 missing.append(index)
             else:
@@ -260,6 +269,7 @@ class Delivery:
             if _right(item, stat.st_size, digest) and _look(item) is None:
                 stamp = read_stamp(Places(item.dest).stamp)
                 outcome.source = stamp.source or None if stamp is not None and stamp.sha256 == digest else None
+                outcome.right = True
                 Stamp.of(stat, digest, outcome.source or "").write(Places(item.dest).stamp)
             else:
                 missing.append(index)
@@ -372,7 +382,7 @@ class Delivery:
             source = item.sources[number]
             self._progress.phase = ""
             self._progress.subject = item.dest.name + (f" ({position + 1} of {len(left)})" if len(left) > 1 else "")
-            fetched = self._fetch_one(item, source)
+            fetched = self._fetch_one(item, source, self.report.files[index])
             if item.sha256:
                 self._place(index, fetched, source)
             else:
@@ -381,7 +391,7 @@ class Delivery:
         for index, fetched, _ in held:
             self._place(index, fetched, self._wanted[index].sources[number])
 
-    def _fetch_one(self, item: Wanted, source: Source) -> Fetched:
+    def _fetch_one(self, item: Wanted, source: Source, outcome: Delivered) -> Fetched:
         """A whole and right ``.part``."""
         places = Places(item.dest)
         # What the source's own metadata promise holds as well, but what the operator gave comes first.
@@ -395,9 +405,13 @@ class Delivery:
                 fetched = self._copy(places, source, expected)
             else:
                 settings = replace(self._settings, headers={**self._settings.headers, **source.headers})
-                fetched = Transfer(
+                transfer = Transfer(
                     source.url or "", places, expected.size, expected.sha256, settings, self._progress.update
-                ).run()
+                )
+                try:
+                    fetched = transfer.run()
+                finally:
+                    outcome.fetched += transfer.fetched
                 expected = self._learn(expected, source, fetched)
             if expected.sha256 in (None, fetched.sha256):
                 wrong = sniff(_head(places.part), item.dest.name)
@@ -510,7 +524,7 @@ class Delivery:
             ) from exc
         remove(places.state, places.rejected)
         outcome.size, outcome.sha256, outcome.source = fetched.size, fetched.sha256, source.label
-        outcome.fetched, outcome.resumed_from, outcome.changed = fetched.fetched, fetched.resumed_from, True
+        outcome.resumed_from, outcome.changed, outcome.right = fetched.resumed_from, True, True
 
     def _set_aside(self, places: Places, item: Wanted) -> str | None:
         """Keep a file that stands under the name but is not known to be an older version of ours."""

@@ -168,6 +168,11 @@ class Transfer:
         finally:
             os.close(self._fd)
 
+    @property
+    def fetched(self) -> int:
+        """Body bytes received so far."""
+        return self._fetched
+
     def _resume(self) -> None:
         """Take over what an earlier run left, if it is of the file that is wanted now."""
         state = State.read(self._places.state)
@@ -374,8 +379,8 @@ class Transfer:
     def _refuse(self, response: Response, start: int) -> None:
         """Every status that is not a body of the file."""
         status = response.status
-        where = f"{redact(response.url)} answers {status} {response.reason}"
         elsewhere = response.url != self._url
+        where = (f"{redact(response.url)} " if elsewhere else "") + f"answers {status} {response.reason}"
         if status == 416:
             self._unsatisfiable(response, start)
         if status == 401 and not elsewhere:
