@@ -96,15 +96,6 @@ def notes_on_endpoints(host: str, variables: Mapping[str, Any], endpoints: Itera
                     "give clients the server's own address or name",
                 )
             )
-    if public and endpoints and not variables.get(_CLIENTS):
-        notes.append(
-            Fault(
-                "clients_unlimited",
-                host,
-                f"the server listens on {variables[_HOST]} and {_CLIENTS} is empty: whoever reaches it may try keys",
-                f"list the clients' networks in {_CLIENTS}, or see to it that a firewall does this",
-            )
-        )
     return notes
 
 

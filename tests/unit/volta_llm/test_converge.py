@@ -146,12 +146,20 @@ def test_failure_carries_faults_also_those_of_loop_items(
 
 
 def test_endpoints_are_handed_over_as_clients_call_them(checkout: Checkout) -> None:
+    (checkout.root / "two.yml").write_text(
+        (checkout.root / "hosts.yml")
+        .read_text()
+        .replace("one:", "near: {ansible_host: 127.0.0.1}\n    far: {ansible_host: 10.0.0.5}")
+    )
     checkout.play("- name: Probe\n  faulty:\n    base_url: http://127.0.0.1:8080/v1\n")
 
-    result = checkout.converge(extra_vars=('{"llama_server_host": "0.0.0.0", "ansible_host": "10.0.0.5"}',))
+    result = checkout.converge("two.yml", extra_vars=("llama_server_host=0.0.0.0",))
 
-    assert result.runs[0].hosts[0].endpoints == ["http://10.0.0.5:8080/v1"]
-    assert [note.code for note in result.notes] == ["clients_unlimited"]
+    far, near = result.runs[0].hosts
+    assert (far.endpoints, near.endpoints) == (["http://10.0.0.5:8080/v1"], ["http://127.0.0.1:8080/v1"])
+    assert [(note.code, note.subject) for note in result.notes] == [
+        ("endpoint_loopback", "near http://127.0.0.1:8080/v1")
+    ]
     assert result.exit_status == 0
 
 

@@ -49,16 +49,16 @@ def test_clients_that_are_refused(clients: list[str], message: str) -> None:
         ({}, "http://0.0.0.0:8080/v1", ["endpoint_unspecified"]),
         ({}, "http://[::]:8080/v1", ["endpoint_unspecified"]),
         (
-            {"llama_server_host": "0.0.0.0", "llama_server_allowed_clients": ["10.0.0.0/8"]},
+            {"llama_server_host": "0.0.0.0"},
             "http://127.0.0.1:8080/v1",
             ["endpoint_loopback"],
         ),
         (
-            {"llama_server_host": "0.0.0.0", "llama_server_allowed_clients": ["10.0.0.0/8"]},
+            {"llama_server_host": "0.0.0.0"},
             "http://10.0.0.5:8080/v1",
             [],
         ),
-        ({"llama_server_host": "10.0.0.5"}, "http://gpu.example.org:8080/v1", ["clients_unlimited"]),
+        ({"llama_server_host": "10.0.0.5"}, "http://gpu.example.org:8080/v1", []),
     ],
 )
 def test_notes_on_endpoints(variables: dict[str, object], url: str, codes: list[str]) -> None:
