@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from volta_llm.events import Event, EventLog
@@ -41,7 +42,7 @@ def judge_run(
 
 
 def _host(name: str, results: list[Event], stats: dict[str, dict[str, int]]) -> HostResult:
-    host = HostResult(name, tasks=[_task(event) for event in results])
+    host = HostResult(name, tasks=_joined([_task(event) for event in results]))
     counts = {"ok": "ok", "changed": "changed", "failed": "failures", "unreachable": "dark"}
     for ours, theirs in {**counts, **{key: key for key in ("skipped", "rescued", "ignored")}}.items():
         setattr(host, ours, int(stats.get(theirs, {}).get(name, 0)))
@@ -71,6 +72,23 @@ def _host(name: str, results: list[Event], stats: dict[str, dict[str, int]]) -> 
     host.warnings = [fault for fault in dict.fromkeys(host.warnings) if fault not in host.faults]
     host.endpoints = list(dict.fromkeys(host.endpoints))
     return host
+
+
+def _joined(tasks: list[Task]) -> list[Task]:
+    """The tasks, with faults that another task failed for.
+
+    A role that asks several modules lets them report, and fails once, in a task of its own, with the faults' text. The
+    records then belong to that task.
+    """
+    reported: list[Fault] = []
+    joined = []
+    for task in tasks:
+        if task.status == "failed" and not task.faults:
+            message = task.message or ""
+            task = replace(task, faults=[fault for fault in reported if fault.line in message])
+        reported.extend(fault for fault in task.faults if fault not in reported)
+        joined.append(task)
+    return joined
 
 
 def _count(host: HostResult) -> None:

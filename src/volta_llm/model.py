@@ -41,6 +41,11 @@ class Fault:
     message: str
     remedy: str
 
+    @property
+    def line(self) -> str:
+        """As the modules write it in a message."""
+        return f"[{self.code}] {self.subject}: {self.message}"
+
     @classmethod
     def from_result(cls, record: dict[str, Any]) -> Fault:
         """From a record of a module's ``faults``; a key that is absent reads as empty text."""

@@ -31,7 +31,7 @@ def fault_lines(faults: Iterable[Fault]) -> list[str]:
     """One line a fault, and one for what to do about it."""
     lines = []
     for fault in faults:
-        lines.append(f"[{fault.code}] {fault.subject}: {fault.message}")
+        lines.append(fault.line)
         if fault.remedy:
             lines.append(f"  -> {fault.remedy}")
     return lines

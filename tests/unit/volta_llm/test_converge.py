@@ -182,6 +182,22 @@ def test_no_log_results_stay_censored(checkout: Checkout) -> None:
     assert "hidden-text" not in json.dumps(result.as_dict())
 
 
+def test_faults_belong_to_the_task_that_fails_for_them(checkout: Checkout) -> None:
+    checkout.play(
+        "- name: Read\n  faulty:\n    codes: [gpu_missing, warm]\n    fail: false\n"
+        "- name: Judge\n  ansible.builtin.fail:\n    msg: |-\n"
+        "      [gpu_missing] card 3: gpu_missing was found\n        -> mend it\n"
+    )
+
+    result = checkout.converge()
+
+    host = result.runs[0].hosts[0]
+    assert host.failed_task is not None
+    assert (host.failed_task.name, [fault.code for fault in host.failed_task.faults]) == ("Judge", ["gpu_missing"])
+    assert [fault.code for fault in host.faults] == ["gpu_missing"]
+    assert [fault.code for fault in host.warnings] == ["warm"]
+
+
 def test_rescued_and_ignored_failures_do_not_fail_the_host(checkout: Checkout) -> None:
     checkout.play(
         "- name: Guard\n  block:\n    - name: Break\n      faulty:\n        codes: [gpu_missing]\n"
