@@ -25,7 +25,7 @@ def clear(paths: Paths, *, everything: bool) -> None:
     if paths.podman.is_dir():
         podman.ensure_holder()
         for name in podman.containers():
-            podman.call("rm", "--force", "--ignore", "--time=0", name)
+            podman.remove(name)
         podman.remove_groups()
         podman.end_holder()
     _remove(paths.state)

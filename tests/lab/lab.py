@@ -472,7 +472,7 @@ class Lab:
 
     def _remove(self, number: int) -> None:
         name = self.machine_name(number)
-        self.podman.call("rm", "--force", "--ignore", "--time=0", name)
+        self.podman.remove(name)
         self.podman.remove_group(name)
 
     def _remove_all(self, record: Record) -> None:

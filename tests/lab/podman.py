@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -152,6 +153,17 @@ class Podman:
         """Every machine in the store, by name, with podman's word for its state ("running", "exited", ...)."""
         listed = json.loads(self.call("ps", "--all", "--format", "json") or "[]")
         return {container["Names"][0]: container["State"] for container in listed}
+
+    def remove(self, machine: str) -> None:
+        """Remove a machine and its disk. One that is not there is no error.
+
+        A call that was killed leaves its podman running; it may hold the machine for a moment longer.
+        """
+        for patience in (0.5, 1, 2, 0):
+            done = run(self.command(["rm", "--force", "--ignore", "--time=0", machine]), check=patience == 0)
+            if done.returncode == 0:
+                return
+            time.sleep(patience)
 
     def name_bridge(self, network: str, bridge: str) -> None:
         """Give a network's bridge a name of our choice; ``network create`` can only since podman 4.5."""
