@@ -78,7 +78,7 @@ def report(
     gpus = listing.gpus
     _complete(gpus, pci, pci_known, answer.lost)
     faults = [*listing.faults, *answer.faults]
-    usable = [gpu for gpu in gpus if gpu.readable and gpu.values.get("bus_id") not in answer.lost]
+    usable = [gpu for gpu in gpus if gpu.usable and gpu.values.get("bus_id") not in answer.lost]
     result.gpu_count = len(usable)
     faults.extend(_judge_count(request, usable, gpus, pci, answer.lost))
     for gpu in gpus:
@@ -198,9 +198,9 @@ def _complete(gpus: Sequence[Gpu], pci: Sequence[PciDevice], pci_known: bool, lo
             gpu.unknown.pop("bus_id", None)
     on_bus = {device.bus_id: device for device in pci}
     for gpu in gpus:
-        card: str | None = gpu.values.get("bus_id")
-        device = on_bus.get(card) if card else None
-        gpu.on_pci = device is not None if card and pci_known else None
+        place: str | None = gpu.values.get("bus_id")
+        device = on_bus.get(place) if place else None
+        gpu.on_pci = device is not None if place and pci_known else None
         if gpu.values.get("pci_id") is None and device is not None:
             _fill(gpu, "pci_id", device.pci_id)
         if gpu.values.get("product") is None:
@@ -375,7 +375,7 @@ def _judge_card(request: GpuRequest, gpu: Gpu) -> list[Fault]:
                     "ecc_uncorrected",
                     gpu.label,
                     f"{errors} uncorrected memory errors since the driver was loaded, {limit} allowed",
-                    "reboot to retire the pages and run a memory test (dcgmi diag -r 3); if they return, replace the card",
+                    "reboot to retire the pages, run a memory test (dcgmi diag -r 3); if they return, replace the card",
                 )
             )
     if request.max_temperature is not None:

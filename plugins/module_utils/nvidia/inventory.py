@@ -273,6 +273,12 @@ class Gpu:
             self.unknown.get(name) in BROKEN_REASONS for name in _VITAL
         )
 
+    @property
+    def usable(self) -> bool:
+        """False when the card cannot do work: unreadable, lost, or waiting for a reset."""
+        stopped = {"the GPU requires a reset", "the GPU is lost"}
+        return self.readable and not stopped & set(self.unknown.values())
+
     def as_dict(self) -> dict[str, Any]:
         result: dict[str, Any] = {}
         for item in FIELDS:

@@ -138,7 +138,7 @@ def _select(
                     "gpu_not_found",
                     name,
                     f"{name} {problem}; the matrix has the GPUs {have}",
-                    "use an index, bus id or UUID that `nvidia-smi --query-gpu=index,pci.bus_id,uuid --format=csv` shows",
+                    "use what `nvidia-smi --query-gpu=index,pci.bus_id,uuid --format=csv` lists in one of its columns",
                 )
             )
         else:

@@ -26,7 +26,7 @@ _ALL_INACTIVE = re.compile(r"all links are in-?active", re.IGNORECASE)
 _NOT_SUPPORTED = re.compile(
     r"Unable to retrieve NvLink|NvLink.*not supported|No NvLinks|device does not support NVLink", re.IGNORECASE
 )
-_ELIDED = re.compile(r"^\s*(?:\.{2,}|…|\[?\.\.\.\]?|\[\s*truncated.*|<snip>.*)\s*$", re.IGNORECASE)
+_ELIDED = re.compile(r"^\s*[\[<(]?\s*(?:\.{2,}|…|(?:snip|truncated|omitted|output cut).*)\s*[\])>]?\s*$", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -160,12 +160,7 @@ def judge(status: Status, gpus: Sequence[int], pairs: Iterable[Pair], require_ac
         if any(wired.values()):
             return [_unknown("nvlink -s", "the matrix shows NVLinks, their state is not reported")]
         return []
-    faults = list(status.faults)
-    if status.elided:
-        faults.append(_truncated("nvlink -s", "parts of the answer were cut out"))
-    absent = [gpu for gpu in gpus if status.of(gpu) is None]
-    if absent:
-        faults.append(_truncated("nvlink -s", "no status for " + ", ".join(f"GPU{gpu}" for gpu in absent)))
+    faults: list[Fault] = []
     present = [item for item in status.gpus if item.gpu in set(gpus)]
     most = _most_active(present)
     alike: list[GpuLinks] = []
@@ -196,6 +191,12 @@ def judge(status: Status, gpus: Sequence[int], pairs: Iterable[Pair], require_ac
             )
         )
     faults.extend(_slow(present))
+    faults.extend(status.faults)
+    if status.elided:
+        faults.append(_truncated("nvlink -s", "parts of the answer were cut out"))
+    absent = [gpu for gpu in gpus if status.of(gpu) is None]
+    if absent:
+        faults.append(_truncated("nvlink -s", "no status for " + ", ".join(f"GPU{gpu}" for gpu in absent)))
     return faults
 
 

@@ -53,6 +53,8 @@ _LOST = re.compile(
     r"|Failed to initialize NVML: GPU is lost",
     re.IGNORECASE,
 )
+#: "GPU3: 0000:5F:00.0" and "GPU2: Unknown Error"; not the bus id glued to the word.
+_INDEX = re.compile(r"\bGPU(\d{1,2}):(?![0-9A-Fa-f])", re.IGNORECASE)
 _RESET = re.compile(r"requires (?:a )?reset", re.IGNORECASE)
 _INFOROM = re.compile(r"infoROM is corrupted", re.IGNORECASE)
 
@@ -170,6 +172,8 @@ def _card_conditions(text: str, on_pci: Callable[[str], bool | None]) -> tuple[l
     for line in text.splitlines():
         if _LOST.search(line):
             card = bus_id(line)
+            index = _INDEX.search(line)
+            subject = card or (f"GPU{index.group(1)}" if index else "GPU")
             reason = line.strip()
             code = "gpu_requires_reset" if _RESET.search(line) else "gpu_lost"
             if card is not None and card in lost:
@@ -178,7 +182,7 @@ def _card_conditions(text: str, on_pci: Callable[[str], bool | None]) -> tuple[l
                 lost.append(card)
             presence = PRESENCE[on_pci(card)] if card else ""
             message = f"nvidia-smi says: {_short(reason)}{presence}"
-            faults.append(GPU.fault(code, card or "GPU", message, remedy(code)))
+            faults.append(GPU.fault(code, subject, message, remedy(code)))
         elif _INFOROM.search(line):
             faults.append(
                 GPU.fault("inforom_corrupt", bus_id(line) or "GPU", _short(line.strip()), remedy("inforom_corrupt"))

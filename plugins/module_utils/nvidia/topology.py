@@ -35,8 +35,10 @@ _AFFINITY_HEADERS = (
 #: A header begins at the first GPU name that is followed by another column or the end of the line.
 _HEADER = re.compile(r"(?<![\w-])GPU\d+(?=\s|$|GPU\d|NIC\d|mlx\d|CPU\s)")
 _ROW = re.compile(r"(?<![\w-])(GPU\d+)(?=\s|$)")
-#: Names of network devices that can stand in a header, glued together or not.
-_NIC_NAMES = re.compile(r"NIC\d+|mlx\d+_(?:bond_?)?\d+|[A-Za-z][\w.:-]*")
+#: Names of network devices that can stand in a header, glued together or not. All carry a digit; prose does not.
+_NIC_NAMES = re.compile(r"NIC\d+|mlx\d+_(?:bond_?)?\d+|[A-Za-z][A-Za-z_.:-]*\d[\w.:-]*")
+#: What is left of the affinity headers when a line was cut off.
+_HEADER_REST = re.compile(r"(?:CPU|NUMA|GPU|ID|A(?:f(?:f(?:i(?:n(?:i(?:ty?)?)?)?)?)?)?)")
 _NIC_LEGEND = re.compile(r"^\W*(NIC\d+)\s*:\s*(\S+)\s*$", re.MULTILINE)
 _CPU_LIST = re.compile(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*,?")
 
@@ -167,10 +169,12 @@ def _read_header(line: str) -> _Header | None:
         return None
     nics: list[str] = []
     for word in rest.split():
-        nics.extend(_NIC_NAMES.findall(word))
+        if _HEADER_REST.fullmatch(word):
+            continue
         if not _NIC_NAMES.match(word) or _LINKS.fullmatch(word) or _PEER.fullmatch(word):
             # A row of the matrix, or prose that happens to begin with a GPU's name.
             return None
+        nics.extend(_NIC_NAMES.findall(word))
     if len(gpus) < 2 and not nics and not spans and line[: first.start()].strip():
         return None
     return _Header(line[: first.start()], first.start(), line, gpus, nics, [name for _, name in spans])
@@ -357,6 +361,9 @@ def _by_tabs(parts: list[str], names: list[str]) -> dict[str, str | None]:
     """Raw driver output. Between NUMA affinity and GPU NUMA ID it prints two tabs."""
     if "gpu_numa" in names and len(parts) > len(names) and parts[2] == "":
         parts = parts[:2] + parts[3:]
+    # Branch 460 prints two tabs before NUMA affinity as well.
+    while len(parts) > len(names) and "" in parts[1:]:
+        parts.pop(parts.index("", 1))
     solid = [part for part in parts if part]
     if len(parts) < len(names) and len(solid) == 1 and not _CPU_LIST.fullmatch(solid[0]):
         return {names[-1]: solid[0]}
