@@ -28,13 +28,13 @@ def clear(paths: Paths, *, everything: bool) -> None:
             podman.remove(name)
         podman.remove_groups()
         podman.end_holder()
-    _remove(paths.state)
-    _remove(paths.runtime)
+    remove(paths.state)
+    remove(paths.runtime)
     if everything:
-        _remove(paths.cache)
+        remove(paths.cache)
 
 
-def _remove(folder: Path) -> None:
+def remove(folder: Path) -> None:
     """Remove a folder of the lab; parts of it belong to root."""
     if not folder.exists():
         return

@@ -3,8 +3,9 @@
 """What this host can do: control groups, capabilities, limits.
 
 Two kinds of host are known. ``native``: one cgroup v2 tree at /sys/fs/cgroup, which podman uses as it is. ``private``:
-hybrid or version 1 control groups; there the lab mounts the cgroup v2 tree over /sys/fs/cgroup in a mount namespace of
-its own and gives each machine a group in it, with no controllers. systemd needs the tree, not the controllers.
+hybrid or version 1 control groups, or no right to raise limits (crun raises the one on locked memory before it sets up
+a group); there the lab mounts the cgroup v2 tree over /sys/fs/cgroup in a mount namespace of its own and gives each
+machine a group in it, with no controllers. systemd needs the tree, not the controllers.
 """
 
 from __future__ import annotations
@@ -117,8 +118,8 @@ def decide(
         raise LabError(
             "This kernel has no cgroup v2 file system, which systemd in a machine needs. Use Linux 4.15 or newer."
         )
-    native = layout == "unified" and own_cgroup_v2(cgroup) is not None
     may_raise = has_capability(status, CAP_SYS_RESOURCE)
+    native = layout == "unified" and own_cgroup_v2(cgroup) is not None and may_raise
     return Host(
         cgroups="native" if native else "private",
         layout={"unified": "v2", "hybrid": "hybrid v1 and v2", "legacy": "v1", "none": "not mounted"}[layout],

@@ -1,0 +1,50 @@
+# Copyright: The volta.llm authors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Missing packages of the operating system."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.lab import deps
+from tests.lab.errors import LabError
+
+
+def test_everything_is_missing_on_a_bare_host() -> None:
+    absent = deps.missing(has_program=lambda name: False, has_file=lambda path: False)
+
+    assert [need.package for need in absent] == [need.package for need in deps.NEEDS]
+    assert {"podman", "crun", "netavark", "iptables", "mmdebstrap", "openssh-client"} <= {n.package for n in absent}
+
+
+def test_nothing_is_missing_when_all_is_there() -> None:
+    assert deps.missing(has_program=lambda name: True, has_file=lambda path: True) == []
+
+
+def test_a_program_in_another_place_counts() -> None:
+    absent = deps.missing(has_program=lambda name: True, has_file=lambda path: path == "/usr/libexec/podman/netavark")
+
+    assert "netavark" not in [need.package for need in absent]
+    assert "conmon" in [need.package for need in absent]
+
+
+@pytest.mark.parametrize(
+    ("text", "version"), [("podman version 4.3.1", (4, 3)), ("podman version 5.4.2-dev", (5, 4)), ("what", None)]
+)
+def test_podman_version(text: str, version: tuple[int, int] | None) -> None:
+    assert deps.podman_version(text) == version
+
+
+def test_old_podman_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deps, "missing", lambda: [])
+    monkeypatch.setattr(deps, "output", lambda command: "podman version 3.4.4")
+
+    with pytest.raises(LabError, match=r"podman 3\.4 is too old: the lab needs 4\.0"):
+        deps.require()
+
+
+def test_missing_packages_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deps, "missing", lambda: list(deps.NEEDS[:2]))
+
+    with pytest.raises(LabError, match=r"podman \(runs the machines\), crun .*deps --install"):
+        deps.require()
