@@ -2081,7 +2081,8 @@ def _write_installed(root: Path, state: dict[str, Any], built: bool) -> None:
     """Library and module files, where the real machine has none of its own."""
     version = str(state["driver"])
     library = f"libnvidia-ml.so.{version}"
-    if not any(Path(folder).glob("libnvidia-ml.so.*") for folder in ("/usr/lib/x86_64-linux-gnu", "/usr/lib64")):
+    real = [Path(folder).glob("libnvidia-ml.so.*") for folder in ("/usr/lib/x86_64-linux-gnu", "/usr/lib64")]
+    if not any(path for found in real for path in found):
         _put(root, f"usr/lib64/{library}", "")
         (root / "usr/lib64/libnvidia-ml.so.1").symlink_to(library)
     if not built:

@@ -226,6 +226,8 @@ def test_simulated_root_is_one_coherent_machine(machine):
     assert seen.read("/etc/os-release") == Path("/etc/os-release").read_text()
     assert (seen.read("/proc/meminfo") or "").startswith("MemTotal:")
     assert seen.read("/sys/bus/pci/devices/0000:1a:00.0/device") == "0x1db5\n"
+    assert seen.exists("/usr/lib64/libnvidia-ml.so.535.261.03")
+    assert seen.exists(f"/lib/modules/{os.uname().release}/updates/dkms/nvidia-uvm.ko")
     assert seen.exists("/dev/nvidia3")
     assert not seen.exists("/dev/nvidia4")
 
