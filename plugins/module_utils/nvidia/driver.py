@@ -27,6 +27,12 @@ FAULTS = Catalogue(
     "driver (driver_state)",
     (
         FaultKind(
+            "driver_without_gpu_on_bus",
+            "critical",
+            "The PCI bus shows no NVIDIA GPU, so no driver can help.",
+            "no NVIDIA GPU (class 0300 or 0302 of vendor 10de) is on the PCI bus",
+        ),
+        FaultKind(
             "driver_packages_broken",
             "critical",
             "dpkg stopped in the middle of a driver or kernel package; every later apt run fails.",
@@ -49,6 +55,12 @@ FAULTS = Catalogue(
             "critical",
             "Packages or libraries of different driver branches are installed side by side.",
             "installed branches: 535 (libnvidia-compute-535), 570 (nvidia-utils-570)",
+        ),
+        FaultKind(
+            "driver_package_of_other_branch",
+            "warning",
+            "A package whose name promises one driver branch brings another: it has become a transitional package.",
+            "nvidia-driver-495 510.47.03-0ubuntu0.20.04.1 is of branch 510",
         ),
         FaultKind(
             "nouveau_loaded",
@@ -485,9 +497,12 @@ def judge(state: DriverState) -> Judgement:
     """Every fault, and one verdict: what has to be done first."""
     found = _Findings()
     if not state.gpus and state.loaded.version is None:
-        found.verdicts["no_gpu"] = (
+        found.add(
+            "driver_without_gpu_on_bus",
+            "PCI bus",
             "no NVIDIA GPU (class 0300 or 0302 of vendor 10de) is on the PCI bus",
             ["lspci -nn -d 10de:", "power the machine off; check seating and power of the cards"],
+            "no_gpu",
         )
     _judge_packages(state, found)
     _judge_flavour(state, found)
@@ -517,6 +532,14 @@ def _judge_packages(state: DriverState, found: _Findings) -> None:
                 f"{package.name} {package.version} is {package.state}",
                 commands,
                 "repair_packages",
+            )
+    for package in state.driver_packages():
+        if package.installed and package.branch and package.named_branch not in (None, package.branch):
+            found.add(
+                "driver_package_of_other_branch",
+                package.name,
+                f"{package.name} {package.version} is of branch {package.branch}",
+                [f"apt-cache policy {package.name}", f"pin {package.name} to a version of {package.named_branch}"],
             )
     branches: dict[str, list[str]] = {}
     for package in state.driver_packages():
@@ -867,3 +890,49 @@ def _judge_log(state: DriverState, found: _Findings) -> None:
             found.verdicts.setdefault("reset_gpu", (message, commands))
         else:
             found.add("gpu_xid_other", event.bus_id or "GPU", message, [row.remedy])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Results
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def as_results(state: DriverState, judgement: Judgement) -> dict[str, Any]:
+    """What the module returns besides the faults."""
+    log = state.log
+    return {
+        "verdict": judgement.verdict,
+        "reason": judgement.reason,
+        "remedy": judgement.remedy,
+        "gpus": state.gpus,
+        "loaded": asdict(state.loaded),
+        "kernels": state.kernels.as_dict(),
+        "module_running": state.module_running.as_dict() if state.module_running else None,
+        "module_next": state.module_next.as_dict() if state.module_next else None,
+        "userland": {"version": state.userland, "libraries": list(state.libraries)},
+        "packages": None if state.packages is None else [package.as_dict() for package in state.packages],
+        "held": None if state.packages is None else sorted(p.name for p in state.packages if p.held),
+        "pins": [asdict(pin) for pin in state.pins],
+        "dkms": None if state.dkms is None else [entry.as_dict() for entry in state.dkms.entries],
+        "dkms_messages": state.dkms.messages if state.dkms else [],
+        "nouveau": state.nouveau.as_dict(),
+        "secure_boot": state.secure_boot,
+        "run_install": list(state.run_install),
+        "nvswitches": state.nvswitches,
+        "fabric_manager": state.fabric_manager,
+        "upgrade": state.upgrade.as_dict() if state.upgrade else None,
+        "kernel_log": None
+        if log is None
+        else {
+            "source": state.log_source,
+            "xids": [event.as_dict() for event in log.xids],
+            "lost": log.lost,
+            "lost_without_xid": log.lost_without_xid,
+            "init_failed": log.init_failed,
+            "unsupported_by_open": log.unsupported_by_open,
+            "api_mismatch": None if log.mismatch is None else {"client": log.mismatch[0], "module": log.mismatch[1]},
+            "module_rejected": log.module_rejected,
+            "messages": log.messages[:50],
+        },
+        "kernel_log_error": state.log_error,
+    }
