@@ -28,7 +28,7 @@ from .store import Places, Ranges, State, boot_id, remove
 MIB = 1 << 20
 READ = 1 * MIB
 #: A worker's request: large enough that the round trip does not matter, small enough that all end together.
-SPAN_MIN, SPAN_FIRST, SPAN_MAX = 4 * MIB, 64 * MIB, 256 * MIB
+SPAN_MIN, SPAN_FIRST, SPAN_MAX = 4 * MIB, 16 * MIB, 256 * MIB
 #: After this many bytes the state is written; it bounds what a kill costs (with what is in flight).
 STATE_EVERY = 16 * MIB
 #: How often written bytes are forced to the disk, which bounds what a power cut costs.
@@ -122,7 +122,7 @@ class Transfer:
         self._resolved: str | None = None
         self._hops: dict[str, str] = {}
         self._fetched = 0
-        self._resumed = 0
+        self._resumed = self._progress_mark = self._failures = 0
         self._failures = 0
         self._progress_mark = 0
         self._refusals = 0
@@ -203,7 +203,7 @@ class Transfer:
         self._state = State(self._want_size, self._want_sha256, self._name, boot=boot_id())
         self._total = self._want_size
         self._ranged = ranged
-        self._resumed = 0
+        self._resumed = self._progress_mark = self._failures = 0
         self._resolved = None
         self._save()
 
@@ -336,7 +336,8 @@ class Transfer:
         total, low, high = _content_range(response.headers.get("content-range"))
         if low is None or high is None:
             # Without Content-Range only the length can prove that this is what was asked for.
-            if self._total is None or response.length != (self._total if end is None else end) - start:
+            told = response.headers.get("content-range") is not None
+            if told or self._total is None or response.length != (self._total if end is None else end) - start:
                 raise Restart(
                     "its 206 answer has no usable Content-Range", without_ranges=True, code="source_misbehaves"
                 )
@@ -547,6 +548,9 @@ class Transfer:
                     if more == 0:
                         break
                     count += more
+                if count < min(SNIFF, len(room)) and end is not None:
+                    # Too little to be judged, and more was announced.
+                    raise Transient(f"the body ended {end - count} bytes early")
                 self._look(bytes(room[:SNIFF]) if count >= SNIFF else bytes(room[:count]), response)
             if count == 0:
                 break

@@ -1,0 +1,547 @@
+# Copyright: The volta.llm authors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Every way a server misbehaves: the file comes right, or one clear fault and no file."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import threading
+import time
+from email.utils import formatdate
+
+import pytest
+from ansible_collections.volta.llm.plugins.module_utils.faults import FaultError
+from ansible_collections.volta.llm.plugins.module_utils.transfer.sources import Source
+
+from tests.unit.transfer.conftest import CONTENT, SHA256, Desk
+from tests.unit.transfer.site import Exchange, Site
+
+HALF = len(CONTENT) // 2
+URL = "/model.gguf"
+
+
+def assert_whole(desk: Desk) -> None:
+    assert hashlib.sha256(desk.dest.read_bytes()).hexdigest() == SHA256
+    assert desk.leftovers == {"model.gguf", "model.gguf.stamp.json"}
+
+
+def assert_refused(desk: Desk, report, *codes: str) -> None:
+    assert [fault.code for fault in report.faults] == list(codes)
+    assert not desk.dest.exists()
+
+
+@pytest.mark.parametrize("connections", [1, 4])
+def test_a_good_server(site: Site, desk: Desk, connections: int) -> None:
+    report = desk.order(site.url(URL), connections=connections, size=len(CONTENT))
+    assert_whole(desk)
+    assert report.files[0].fetched == len(CONTENT)
+    assert report.files[0].changed
+    assert report.faults == []
+
+
+def test_several_connections_share_the_work(site: Site, desk: Desk) -> None:
+    together = threading.Barrier(4, timeout=20)
+
+    def script(exchange: Exchange) -> None:
+        # Held until four requests are open at once: fails where they come one after another.
+        if exchange.number <= 5 and exchange.number != 1:
+            together.wait()
+        exchange.proper()
+
+    site.script = script
+    # The first answer's size is known; three more connections come while it is read, and one more request follows.
+    desk.order(site.url(URL), size=len(CONTENT))
+    assert_whole(desk)
+    assert len({asked for _, asked in site.asked}) == len(site.asked)
+
+
+def test_200_to_a_ranged_request_is_taken_whole(site: Site, desk: Desk) -> None:
+    def script(exchange: Exchange) -> None:
+        exchange.head(200, Content_Length=len(CONTENT))
+        exchange.body(CONTENT)
+
+    site.script = script
+    desk.order(site.url(URL))
+    assert_whole(desk)
+    assert len(site.asked) == 1
+
+
+def test_200_to_a_resumed_range_starts_over(site: Site, desk: Desk) -> None:
+    def cut(exchange: Exchange) -> None:
+        if exchange.number > 1:
+            exchange.status(404)
+        else:
+            exchange.proper(upto=HALF)
+
+    site.script = cut
+    desk.order(site.url(URL), connections=1)
+    assert not desk.dest.exists()
+
+    def ignore(exchange: Exchange) -> None:
+        exchange.head(200, Content_Length=len(CONTENT))
+        exchange.body(CONTENT)
+
+    site.script = ignore
+    report = desk.order(site.url(URL))
+    assert_whole(desk)
+    assert report.files[0].resumed_from == 0
+
+
+def test_206_without_content_range_is_taken_when_its_length_proves_it(site: Site, desk: Desk) -> None:
+    # C16: a mirror that answers so, with the right bytes.
+    site.script = lambda exchange: exchange.proper(Content_Range=None)
+    desk.order(site.url(URL), size=len(CONTENT))
+    assert_whole(desk)
+    assert len(site.asked) > 1
+
+
+def test_206_without_content_range_of_unknown_size_is_asked_for_whole(site: Site, desk: Desk) -> None:
+    site.script = lambda exchange: exchange.proper(Content_Range=None)
+    desk.order(site.url(URL))
+    assert_whole(desk)
+    assert site.asked[-1][1] is None
+
+
+def test_206_without_content_range_and_another_length_starts_over(site: Site, desk: Desk) -> None:
+    def script(exchange: Exchange) -> None:
+        if exchange.ranged:
+            # All bytes, called partial: written at the offset they would ruin the file.
+            exchange.head(206, Content_Length=len(CONTENT))
+            exchange.body(CONTENT)
+        else:
+            exchange.proper()
+
+    site.script = script
+    desk.order(site.url(URL), size=len(CONTENT))
+    assert_whole(desk)
+
+
+@pytest.mark.parametrize("span", ["bytes 0-{last}/{size}", "bytes nonsense", "bytes 7-{last}/{size}"])
+def test_206_with_wrong_content_range(site: Site, desk: Desk, span: str) -> None:
+    def script(exchange: Exchange) -> None:
+        if exchange.ranged and exchange.start > 0:
+            value = span.format(last=exchange.end - 1, size=len(CONTENT))
+            exchange.head(206, Content_Range=value, Content_Length=exchange.end - exchange.start)
+            exchange.body(CONTENT[: exchange.end - exchange.start])
+        else:
+            exchange.proper()
+
+    site.script = script
+    desk.order(site.url(URL))
+    assert_whole(desk)
+
+
+def test_206_with_unknown_total_goes_on_to_the_end(site: Site, desk: Desk) -> None:
+    def script(exchange: Exchange) -> None:
+        if exchange.start >= len(CONTENT):
+            exchange.status(416, Content_Range=f"bytes */{len(CONTENT)}")
+            return
+        exchange.proper(Content_Range=f"bytes {exchange.start}-{exchange.end - 1}/*")
+
+    site.script = script
+    desk.order(site.url(URL))
+    assert_whole(desk)
+
+
+def test_416_because_the_part_is_whole(site: Site, desk: Desk) -> None:
+    # C06, without a known size: the answer says so, the hash proves it.
+    desk.dest.with_name("model.gguf.part").write_bytes(CONTENT)
+    report = desk.order(site.url(URL))
+    assert_whole(desk)
+    assert report.files[0].fetched == 0
+    assert report.files[0].resumed_from == len(CONTENT)
+
+
+def test_a_whole_part_of_known_size_needs_no_request(site: Site, desk: Desk) -> None:
+    # C06: compare sizes first.
+    desk.dest.with_name("model.gguf.part").write_bytes(CONTENT)
+    desk.order(site.url(URL), size=len(CONTENT))
+    assert_whole(desk)
+    assert site.asked == []
+
+
+def test_416_because_the_part_is_too_long(site: Site, desk: Desk) -> None:
+    desk.dest.with_name("model.gguf.part").write_bytes(CONTENT + b"x" * 100)
+    desk.order(site.url(URL))
+    assert_whole(desk)
+
+
+def test_416_because_ranges_are_refused(site: Site, desk: Desk) -> None:
+    def script(exchange: Exchange) -> None:
+        if exchange.ranged:
+            exchange.status(416)
+        else:
+            exchange.proper()
+
+    site.script = script
+    desk.order(site.url(URL))
+    assert_whole(desk)
+
+
+@pytest.mark.parametrize("form", ["chunked", "closing"])
+def test_no_length(site: Site, desk: Desk, form: str) -> None:
+    # C12: missing length is not size 0.
+    def script(exchange: Exchange) -> None:
+        if form == "closing":
+            exchange.head(200, Connection="close")
+            exchange.body(CONTENT)
+            exchange.hang_up()
+            return
+        exchange.head(200, Transfer_Encoding="chunked")
+        for start in range(0, len(CONTENT), 1 << 20):
+            piece = CONTENT[start : start + (1 << 20)]
+            exchange.body(b"%x\r\n%b\r\n" % (len(piece), piece))
+        exchange.body(b"0\r\n\r\n")
+
+    site.script = script
+    report = desk.order(site.url(URL))
+    assert_whole(desk)
+    assert report.files[0].size == len(CONTENT)
+
+
+@pytest.mark.parametrize("connections", [1, 4])
+def test_a_short_body_is_gone_on_from(site: Site, desk: Desk, connections: int) -> None:
+    def script(exchange: Exchange) -> None:
+        if exchange.number <= 3:
+            exchange.proper(upto=700_000)
+        else:
+            exchange.proper()
+
+    site.script = script
+    report = desk.order(site.url(URL), connections=connections)
+    assert_whole(desk)
+    # Nothing twice but what a broken connection swallowed: the bytes it did bring are used.
+    assert report.files[0].fetched == len(CONTENT)
+
+
+def test_drops_at_any_offset(site: Site, desk: Desk) -> None:
+    offsets = [1, 3, 511, 4096, 65537, 999_999, 2_000_001]
+
+    def script(exchange: Exchange) -> None:
+        exchange.proper(upto=offsets[exchange.number - 1] if exchange.number <= len(offsets) else None)
+
+    site.script = script
+    desk.order(site.url(URL), connections=1)
+    assert_whole(desk)
+
+
+def test_a_body_too_long_for_the_known_size(site: Site, desk: Desk) -> None:
+    def script(exchange: Exchange) -> None:
+        exchange.head(200, Connection="close")
+        exchange.body(CONTENT + b"more")
+        exchange.hang_up()
+
+    site.script = script
+    report = desk.order(site.url(URL), size=len(CONTENT), connections=1)
+    assert_refused(desk, report, "size_mismatch")
+
+
+def test_another_size_than_expected_costs_no_download(site: Site, desk: Desk) -> None:
+    report = desk.order(site.url(URL), size=len(CONTENT) - 1)
+    assert_refused(desk, report, "size_mismatch")
+    assert report.files[0].fetched == 0
+    assert str(len(CONTENT) - 1) in report.faults[0].message
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("form", ["absolute", "relative", "other host"])
+def test_redirects(site: Site, other_site: Site, desk: Desk, status: int, form: str) -> None:
+    # C14: the query string goes along.
+    place = {"absolute": site.url("/there?key=value"), "relative": "there?key=value"}.get(
+        form, other_site.url("/there?key=value")
+    )
+    target = other_site if form == "other host" else site
+    target.files["/there"] = CONTENT
+
+    def script(exchange: Exchange) -> None:
+        if exchange.path == "/there":
+            exchange.proper()
+        else:
+            exchange.status(status, Location=place)
+
+    site.script = script
+    report = desk.order(site.url(URL))
+    assert_whole(desk)
+    assert any(path == "/there?key=value" for path, _ in target.asked)
+    assert report.files[0].source == site.url(URL)
+
+
+def test_redirects_without_end(site: Site, desk: Desk) -> None:
+    site.script = lambda exchange: exchange.status(302, Location="/again")
+    assert_refused(desk, desk.order(site.url(URL)), "source_misbehaves")
+
+
+def test_headers_for_one_host_are_not_sent_to_another(site: Site, other_site: Site, desk: Desk) -> None:
+    other_site.files["/there"] = CONTENT
+    site.script = lambda exchange: exchange.status(302, Location=other_site.url("/there"))
+    desk.order(sources=(Source(url=site.url(URL), headers={"Authorization": "Bearer secret-token"}),))
+    assert_whole(desk)
+    assert all(seen["Authorization"] == "Bearer secret-token" for seen in site.seen)
+    assert all("Authorization" not in seen for seen in other_site.seen)
+
+
+def test_an_expired_signature_is_renewed(site: Site, desk: Desk) -> None:
+    site.files["/signed"] = CONTENT
+    uses = {"old": 0, "new": 0}
+
+    def script(exchange: Exchange) -> None:
+        if exchange.path == "/signed":
+            name = exchange.query.removeprefix("sig=")
+            uses[name] += 1
+            if name == "old" and uses["old"] > 2:
+                exchange.status(403)
+            else:
+                exchange.proper()
+        else:
+            exchange.status(302, Location=f"/signed?sig={'old' if uses['old'] <= 2 else 'new'}")
+
+    site.script = script
+    report = desk.order(site.url(URL), connections=2)
+    assert_whole(desk)
+    assert uses["new"] > 0
+    assert report.files[0].fetched == len(CONTENT)
+
+
+def test_a_content_server_that_rejects_its_own_signature(site: Site, other_site: Site, desk: Desk) -> None:
+    # C10: to the next mirror; the message blames the content server, and shows no signature.
+    def script(exchange: Exchange) -> None:
+        if exchange.path == "/cdn":
+            exchange.status(403)
+        else:
+            exchange.status(302, Location="/cdn?Signature=very-secret")
+
+    site.script = script
+    report = desk.order(site.url(URL), other_site.url(URL))
+    assert_whole(desk)
+    assert report.files[0].source == other_site.url(URL)
+    (passed,) = report.passed_over
+    assert passed.code == "source_refused"
+    assert "content server" in passed.message
+    assert "very-secret" not in str(passed)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("form", ["seconds", "date", "none"])
+def test_overloaded_with_retry_after(site: Site, desk: Desk, status: int, form: str) -> None:
+    after = {"seconds": "0", "date": formatdate(time.time() - 5, usegmt=True), "none": None}[form]
+
+    def script(exchange: Exchange) -> None:
+        if exchange.number <= 2:
+            exchange.status(status, Retry_After=after)
+        else:
+            exchange.proper()
+
+    site.script = script
+    desk.order(site.url(URL))
+    assert_whole(desk)
+
+
+def test_a_wait_of_an_hour_is_not_waited(site: Site, desk: Desk) -> None:
+    site.script = lambda exchange: exchange.status(429, Retry_After="3600")
+    report = desk.order(site.url(URL))
+    assert_refused(desk, report, "source_unreachable")
+    assert "3600" in report.faults[0].message
+
+
+def test_refused_connections_leave_the_work_to_the_others(site: Site, desk: Desk) -> None:
+    open_now = threading.Semaphore(1)
+
+    def script(exchange: Exchange) -> None:
+        if not open_now.acquire(blocking=False):
+            exchange.status(503)
+            return
+        try:
+            exchange.proper()
+        finally:
+            open_now.release()
+
+    site.script = script
+    report = desk.order(site.url(URL))
+    assert_whole(desk)
+    assert report.files[0].fetched == len(CONTENT)
+
+
+def test_gated_stops_at_once(site: Site, other_site: Site, desk: Desk) -> None:
+    # C34: no retry, no other mirror, the body is not the model.
+    def script(exchange: Exchange) -> None:
+        body = b'{"error":"Access to model is restricted"}'
+        exchange.head(401, Content_Length=len(body), Content_Type="application/json")
+        exchange.body(body)
+
+    site.script = script
+    with pytest.raises(FaultError) as caught:
+        desk.order(site.url(URL), other_site.url(URL))
+    assert caught.value.fault.code == "source_unauthorized"
+    assert len(site.asked) == 1
+    assert other_site.asked == []
+    assert not desk.dest.exists()
+
+
+@pytest.mark.parametrize("status", [404, 410])
+def test_missing_goes_to_the_next_source(site: Site, other_site: Site, desk: Desk, status: int) -> None:
+    site.script = lambda exchange: exchange.status(status)
+    report = desk.order(site.url(URL), other_site.url(URL))
+    assert_whole(desk)
+    assert [fault.code for fault in report.passed_over] == ["source_missing"]
+
+
+@pytest.mark.parametrize("where", ["head", "body"])
+def test_a_stall_is_broken_off_and_gone_on_from(site: Site, desk: Desk, where: str) -> None:
+    release = threading.Event()
+
+    def script(exchange: Exchange) -> None:
+        if exchange.number == 1:
+            if where == "body":
+                exchange.head(200, Content_Length=len(CONTENT), ETag='"1"')
+                exchange.body(CONTENT[:HALF])
+            release.wait(20)
+            exchange.hang_up()
+        else:
+            release.set()
+            exchange.proper()
+
+    site.script = script
+    desk.settings = type(desk.settings)(**{**vars(desk.settings), "timeout": 0.4})
+    report = desk.order(site.url(URL), connections=1)
+    assert_whole(desk)
+    assert report.files[0].fetched == len(CONTENT)
+
+
+def test_a_stall_for_good_names_the_time(site: Site, desk: Desk) -> None:
+    release = threading.Event()
+
+    def script(exchange: Exchange) -> None:
+        exchange.head(200, Content_Length=len(CONTENT))
+        release.wait(20)
+
+    site.script = script
+    try:
+        report = desk.order(site.url(URL))
+    finally:
+        release.set()
+    assert_refused(desk, report, "source_unreachable")
+    assert "no bytes for 0.3 s" in report.faults[0].message
+
+
+def test_etag_changed_between_requests(site: Site, desk: Desk) -> None:
+    newer = b"GGUF" + CONTENT[4:][::-1]
+
+    def script(exchange: Exchange) -> None:
+        if exchange.number == 1:
+            exchange.proper(etag='"old"', upto=HALF)
+        else:
+            exchange.content = newer
+            exchange.proper(etag='"new"')
+
+    site.script = script
+    desk.order(site.url(URL), sha256=hashlib.sha256(newer).hexdigest(), connections=1)
+    assert desk.dest.read_bytes() == newer
+
+
+def test_length_changed_between_requests(site: Site, desk: Desk) -> None:
+    newer = CONTENT + b"longer"
+
+    def script(exchange: Exchange) -> None:
+        if exchange.number == 1:
+            exchange.proper(etag=None, upto=HALF)
+        else:
+            exchange.content = newer
+            exchange.end = len(newer)
+            exchange.proper(etag=None)
+
+    site.script = script
+    desk.order(site.url(URL), sha256=hashlib.sha256(newer).hexdigest(), connections=1)
+    assert desk.dest.read_bytes() == newer
+
+
+def test_a_file_that_never_stays_the_same(site: Site, desk: Desk) -> None:
+    site.script = lambda exchange: exchange.proper(etag=f'"{exchange.number}"', upto=100_000)
+    assert_refused(desk, desk.order(site.url(URL), connections=1), "source_changed")
+
+
+def test_compressed_in_between(site: Site, desk: Desk) -> None:
+    packed = gzip.compress(CONTENT[:1000])
+
+    def script(exchange: Exchange) -> None:
+        exchange.head(200, Content_Encoding="gzip", Content_Length=len(packed))
+        exchange.body(packed)
+
+    site.script = script
+    report = desk.order(site.url(URL))
+    assert_refused(desk, report, "source_misbehaves")
+    assert "gzip" in report.faults[0].message
+    assert all(seen["Accept-Encoding"] == "identity" for seen in site.seen)
+
+
+POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:" + SHA256.encode() + b"\nsize 23072997\n"
+WRONG = {
+    "web page": (b"<!DOCTYPE html><html><body>Log in</body></html>", "text/html", "not_the_file", "web page"),
+    "json": (b'{"error":"Repository not found"}', "application/json", "not_the_file", "Repository not found"),
+    "lfs pointer": (POINTER, "text/plain", "lfs_pointer", SHA256),
+    "other format": (b"PK\x03\x04" + bytes(2000), "application/zip", "not_the_file", "PK"),
+    "nothing": (b"", "application/octet-stream", "empty_file", "0 bytes"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+@pytest.mark.parametrize("sha256", [SHA256, None])
+def test_something_else_instead_of_the_file(site: Site, desk: Desk, name: str, sha256: str | None) -> None:
+    # C02, C20: each is named for what it is, and not stored.
+    body, kind, code, word = WRONG[name]
+
+    def script(exchange: Exchange) -> None:
+        exchange.head(200, Content_Length=len(body), Content_Type=kind)
+        exchange.body(body)
+
+    site.script = script
+    report = desk.order(site.url(URL), sha256=sha256)
+    assert_refused(desk, report, code)
+    assert word in report.faults[0].message
+    assert "Secret" not in report.faults[0].message
+
+
+def test_a_raw_part_without_magic_is_right(site: Site, desk: Desk) -> None:
+    # C18: model.gguf.b continues model.gguf.a and has no magic of its own.
+    tail = CONTENT[1000:90000]
+    site.files["/model.gguf.b"] = tail
+    dest = desk.dest.with_name("model.gguf.b")
+    report = desk.order(site.url("/model.gguf.b"), sha256=hashlib.sha256(tail).hexdigest(), dest=dest)
+    assert report.faults == []
+    assert dest.read_bytes() == tail
+
+
+def test_nobody_listens(desk: Desk) -> None:
+    report = desk.order("http://127.0.0.1:9/model.gguf")
+    assert_refused(desk, report, "source_unreachable")
+    assert "refused" in report.faults[0].message
+
+
+def test_a_name_that_does_not_resolve(desk: Desk) -> None:
+    report = desk.order("http://no-such-host.invalid/model.gguf")
+    assert_refused(desk, report, "source_unreachable")
+    assert "no-such-host.invalid" in report.faults[0].message
+
+
+def test_no_signature_in_any_message(site: Site, desk: Desk) -> None:
+    site.script = lambda exchange: exchange.status(404)
+    url = site.url(URL).replace("http://", "http://user:hidden-password@") + "?X-Amz-Signature=hidden-signature"
+    report = desk.order(url)
+    assert_refused(desk, report, "source_missing")
+    assert "hidden" not in str(report)
+
+
+def test_a_proxy_from_the_environment(site: Site, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.files["http://models.invalid/model.gguf"] = CONTENT
+    monkeypatch.setenv("http_proxy", site.url("").replace("http://", "http://user:word@"))
+    desk.order("http://models.invalid/model.gguf")
+    assert_whole(desk)
+    assert {path for path, _ in site.asked} == {"http://models.invalid/model.gguf"}
+    assert all(seen["Proxy-Authorization"] == "Basic dXNlcjp3b3Jk" for seen in site.seen)
+
+
+def test_no_proxy_is_honoured(site: Site, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    desk.order(site.url(URL))
+    assert_whole(desk)
