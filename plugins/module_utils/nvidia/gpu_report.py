@@ -62,6 +62,8 @@ def report(
     pci_known = bool(machine.listdir("/sys/bus/pci/devices"))
     loaded = inventory.loaded_version(machine)
     answer, listing = _query(smi, request)
+    if answer.lost and not listing.gpus:
+        answer, listing = _query_living(smi, request, answer, pci)
     result = GpuReport(
         pci_devices=[device.as_dict() for device in pci],
         driver={
@@ -95,30 +97,54 @@ def report(
 # --- asking -----------------------------------------------------------------------------------------------------------
 
 
-def _query(smi: NvidiaSmi, request: GpuRequest) -> tuple[Answer, Listing]:
+def _query(smi: NvidiaSmi, request: GpuRequest, only: Sequence[str] = ()) -> tuple[Answer, Listing]:
     """One process: a csv query, or the whole description in XML where processes are wanted. A capture may hold only
-    one of them."""
+    one of them. ``only`` limits it to some cards."""
     with_processes = request.processes or request.no_other_processes
     asks = [_query_xml, _query_csv] if with_processes else [_query_csv, _query_xml]
-    answer, listing = asks[0](smi)
+    answer, listing = asks[0](smi, only)
     if answer.completed.missing and smi.machine.is_capture:
-        return asks[1](smi)
+        return asks[1](smi, only)
     return answer, listing
 
 
-def _query_xml(smi: NvidiaSmi) -> tuple[Answer, Listing]:
-    answer = smi.ask("-q", "-x")
+def _query_living(
+    smi: NvidiaSmi, request: GpuRequest, answer: Answer, pci: Sequence[PciDevice]
+) -> tuple[Answer, Listing]:
+    """The cards beside a lost one, by name: branch 535 prints nothing but the lost card's line when asked for all.
+
+    One more process for each lost card.
+    """
+    known = {device.bus_id: None for device in pci if device.driver in {None, "nvidia"}}
+    known |= {card["bus_id"]: None for card in inventory.driver_gpus(smi.machine) if card["bus_id"]}
+    merged = answer
+    listing = Listing()
+    while True:
+        living = [card for card in known if card not in merged.lost]
+        if not living or len(living) == len(known):
+            return merged, listing
+        known = dict.fromkeys(living)
+        part, listing = _query(smi, request, ("-i", ",".join(living)))
+        if part.completed.missing:
+            return merged, Listing()
+        merged = merged.joined(part)
+        if listing.gpus or not part.lost:
+            return merged, listing
+
+
+def _query_xml(smi: NvidiaSmi, only: Sequence[str] = ()) -> tuple[Answer, Listing]:
+    answer = smi.ask("-q", "-x", *only)
     return answer, inventory.parse_xml(answer.text)
 
 
-def _query_csv(smi: NvidiaSmi) -> tuple[Answer, Listing]:
+def _query_csv(smi: NvidiaSmi, only: Sequence[str] = ()) -> tuple[Answer, Listing]:
     """The fields by their newest names; where the driver refuses one, those that it says it knows.
 
     A driver of branch 535 or newer takes the first form. An older one costs two processes more: its list of fields,
     and the query again.
     """
     names = [item.query for item in FIELDS]
-    answer, listing = _ask_csv(smi, names)
+    answer, listing = _ask_csv(smi, names, only)
     if not listing.refused:
         return answer, listing
     known = set()
@@ -127,7 +153,7 @@ def _query_csv(smi: NvidiaSmi) -> tuple[Answer, Listing]:
             known.update(re.findall(r'"([\w.]+)"', line))
     if known:
         chosen = (next((name for name in (item.query, *item.older) if name in known), None) for item in FIELDS)
-        answer, listing = _ask_csv(smi, [name for name in chosen if name])
+        answer, listing = _ask_csv(smi, [name for name in chosen if name], only)
     # A driver that refuses a field and does not list the others names one field a time.
     for _ in range(len(FIELDS)):
         if not listing.refused:
@@ -135,12 +161,12 @@ def _query_csv(smi: NvidiaSmi) -> tuple[Answer, Listing]:
         names = [name for name in _fields_of(answer) if name not in listing.refused]
         if not names or names == _fields_of(answer):
             break
-        answer, listing = _ask_csv(smi, names)
+        answer, listing = _ask_csv(smi, names, only)
     return answer, listing
 
 
-def _ask_csv(smi: NvidiaSmi, names: Sequence[str]) -> tuple[Answer, Listing]:
-    answer = smi.ask(f"--query-gpu={','.join(names)}", "--format=csv")
+def _ask_csv(smi: NvidiaSmi, names: Sequence[str], only: Sequence[str]) -> tuple[Answer, Listing]:
+    answer = smi.ask(f"--query-gpu={','.join(names)}", "--format=csv", *only)
     return answer, inventory.parse_csv(answer.text, _fields_of(answer))
 
 
@@ -161,6 +187,8 @@ def _no_table(
     """State and faults where nvidia-smi lists no GPU at all."""
     state = answer.state
     cards = f"{len(pci)} NVIDIA GPU{'s are' if len(pci) != 1 else ' is'} on the PCI bus"
+    if others := sorted({device.driver for device in pci if device.driver not in {None, "nvidia"}}):
+        cards += f", bound to {', '.join(str(name) for name in others)}"
     if state in {"no_driver", "no_devices"} and pci_known and not pci:
         return "no_pci_device", [
             GPU.fault(
@@ -172,7 +200,7 @@ def _no_table(
         ]
     if state in {"no_driver", "no_devices"} and pci_known:
         first = answer.faults[0]
-        return state, [GPU.fault(first.code, first.subject, f"{first.message}; {cards}", first.remedy)]
+        return state, [GPU.fault(first.code, first.subject, f"{first.message.rstrip('.')}; {cards}", first.remedy)]
     if state == "driver_mismatch" and loaded:
         first = answer.faults[0]
         message = f"the loaded kernel module is {loaded}, the libraries are of another version; {first.message}"
@@ -367,6 +395,8 @@ def _judge_card(request: GpuRequest, gpu: Gpu) -> list[Fault]:
     if request.max_uncorrected_ecc is not None:
         errors = values.get("ecc.volatile.double")
         limit = f"at most {request.max_uncorrected_ecc}"
+        if errors is None and values.get("ecc.mode") is False:
+            gpu.unknown["ecc.volatile.double"] = "ECC is switched off, so errors are not counted"
         if errors is None:
             faults.append(_not_known(gpu, "ecc.volatile.double", "uncorrected memory errors", limit))
         elif errors > request.max_uncorrected_ecc:
@@ -375,7 +405,7 @@ def _judge_card(request: GpuRequest, gpu: Gpu) -> list[Fault]:
                     "ecc_uncorrected",
                     gpu.label,
                     f"{errors} uncorrected memory errors since the driver was loaded, {limit} allowed",
-                    "reboot to retire the pages, run a memory test (dcgmi diag -r 3); if they return, replace the card",
+                    "reboot, run a memory test (dcgmi diag -r 3); if they return, replace the card",
                 )
             )
     if request.max_temperature is not None:

@@ -64,7 +64,8 @@ def report(smi: NvidiaSmi, request: LinkRequest) -> tuple[LinkReport, list[Fault
         if answer.state is not None:
             result.recommended_split_mode_reason = "the number of GPUs is not known"
             return result, faults
-        faults.extend(matrix_faults or [unparsable(answer, "topology_unavailable", "link matrix")])
+        if matrix_faults or not answer.lost:
+            faults.extend(matrix_faults or [unparsable(answer, "topology_unavailable", "link matrix")])
     else:
         faults.extend(fault for fault in answer.faults if answer.usable)
         faults.extend(matrix_faults)

@@ -26,7 +26,9 @@ _ALL_INACTIVE = re.compile(r"all links are in-?active", re.IGNORECASE)
 _NOT_SUPPORTED = re.compile(
     r"Unable to retrieve NvLink|NvLink.*not supported|No NvLinks|device does not support NVLink", re.IGNORECASE
 )
-_ELIDED = re.compile(r"^\s*[\[<(]?\s*(?:\.{2,}|…|(?:snip|truncated|omitted|output cut).*)\s*[\])>]?\s*$", re.IGNORECASE)
+_ELIDED = re.compile(
+    r"^[\s>|#]*[\[<(]?\s*(?:\.{2,}|…|(?:snip|truncated|omitted|output cut).*)\s*[\])>]?\s*$", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -141,7 +143,10 @@ def _link(number: int, text: str) -> Link | None:
 
 def _truncated(subject: str, message: str) -> Fault:
     return GPU.fault(
-        "nvlink_status_truncated", subject, message, "run `nvidia-smi nvlink -s` again and give the whole output"
+        "nvlink_status_truncated",
+        subject,
+        message,
+        "run `nvidia-smi nvlink -s` again and give the whole output; a GPU that cannot be read has no link state",
     )
 
 
@@ -190,6 +195,7 @@ def judge(status: Status, gpus: Sequence[int], pairs: Iterable[Pair], require_ac
                 "compare with the vendor's documentation; `min_links_per_pair` asks for a number of links between GPUs",
             )
         )
+    faults = _merged(faults)
     faults.extend(_slow(present))
     faults.extend(status.faults)
     if status.elided:
@@ -198,6 +204,14 @@ def judge(status: Status, gpus: Sequence[int], pairs: Iterable[Pair], require_ac
     if absent:
         faults.append(_truncated("nvlink -s", "no status for " + ", ".join(f"GPU{gpu}" for gpu in absent)))
     return faults
+
+
+def _merged(faults: Iterable[Fault]) -> list[Fault]:
+    """One fault for all cards about which the same is said."""
+    subjects: dict[tuple[str, str, str], list[str]] = {}
+    for fault in faults:
+        subjects.setdefault((fault.code, fault.message, fault.remedy), []).append(fault.subject)
+    return [GPU.fault(code, ", ".join(names), message, remedy) for (code, message, remedy), names in subjects.items()]
 
 
 def _most_active(present: Iterable[GpuLinks]) -> dict[str | None, int]:

@@ -9,7 +9,7 @@ dead card in it comes with a status that is not 0. So the text is always looked 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..faults import Fault
@@ -49,7 +49,7 @@ _CONDITIONS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
 
 #: A card that the driver cannot reach. It may stand alone, before a table, or between the rows of one.
 _LOST = re.compile(
-    r"Unable to determine the device handle for (?:the )?(?:GPU|gpu)?|GPU is lost|fallen off the bus"
+    r"Unable to determine the device handle for (?:the )?(?:GPU|gpu)?|(?<!\[)GPU is lost|fallen off the bus"
     r"|Failed to initialize NVML: GPU is lost",
     re.IGNORECASE,
 )
@@ -104,6 +104,16 @@ class Answer:
         """False when there is nothing to parse because of a condition of the whole machine."""
         return self.state is None
 
+    def joined(self, other: Answer) -> Answer:
+        """This answer with the text, faults and lost cards of another, whose state counts."""
+        return Answer(
+            other.completed,
+            f"{self.text}\n{other.text}",
+            other.state,
+            tuple(dict.fromkeys((*self.faults, *other.faults))),
+            tuple(dict.fromkeys((*self.lost, *other.lost))),
+        )
+
 
 class NvidiaSmi:
     """nvidia-smi on one machine. ``program`` is a name (looked up in PATH) or a path."""
@@ -130,7 +140,7 @@ def _cannot_say(card: str) -> bool | None:
 def judge(completed: Completed, timeout: float = 30.0, on_pci: Callable[[str], bool | None] = _cannot_say) -> Answer:
     """Recognise the conditions in an answer; ``timeout`` is only quoted, ``on_pci`` tells whether a card is there."""
     text = clean("\n".join(part for part in (completed.stdout, completed.stderr) if part))
-    command = " ".join(completed.argv[:2])
+    command = shown_command(completed)
     if completed.timed_out:
         fault = GPU.fault(
             "nvidia_smi_timeout",
@@ -190,18 +200,20 @@ def _card_conditions(text: str, on_pci: Callable[[str], bool | None]) -> tuple[l
     return list(dict.fromkeys(faults)), lost
 
 
+def shown_command(completed: Completed) -> str:
+    """The command in a message: without the long values of its options."""
+    return " ".join((completed.argv[0].rsplit("/", 1)[-1], *(word.split("=", 1)[0] for word in completed.argv[1:])))
+
+
 def unparsable(answer: Answer, code: str = "nvidia_smi_unparsable", what: str = "GPU table") -> Fault:
     """The fault for an answer in which nothing was recognised."""
-    argv: Sequence[str] = answer.completed.argv
     begin = next((line.strip() for line in answer.text.splitlines() if line.strip()), "")
     status = "" if answer.completed.ok else f" (exit status {answer.completed.rc})"
     found = f"it begins with: {_short(begin)}" if begin else "it is empty"
-    return GPU.fault(
-        code,
-        " ".join(argv[:1] + tuple(word.split("=", 1)[0] for word in argv[1:])) if isinstance(argv, tuple) else "",
-        f"no {what} in the answer{status}; {found}",
-        remedy("nvidia_smi_unparsable"),
-    )
+    advice = remedy("nvidia_smi_unparsable")
+    if "Failed to run topology matrix" in answer.text:
+        advice = "a GPU that is lost makes this command fail: mend that first (`nvidia-smi`, volta.llm.gpu_inventory)"
+    return GPU.fault(code, shown_command(answer.completed), f"no {what} in the answer{status}; {found}", advice)
 
 
 def _line_at(text: str, position: int) -> str:

@@ -39,7 +39,7 @@ _ROW = re.compile(r"(?<![\w-])(GPU\d+)(?=\s|$)")
 _NIC_NAMES = re.compile(r"NIC\d+|mlx\d+_(?:bond_?)?\d+|[A-Za-z][A-Za-z_.:-]*\d[\w.:-]*")
 #: What is left of the affinity headers when a line was cut off.
 _HEADER_REST = re.compile(r"(?:CPU|NUMA|GPU|ID|A(?:f(?:f(?:i(?:n(?:i(?:ty?)?)?)?)?)?)?)")
-_NIC_LEGEND = re.compile(r"^\W*(NIC\d+)\s*:\s*(\S+)\s*$", re.MULTILINE)
+_NIC_LEGEND = re.compile(r"(?:^|[^\w\n])(NIC\d+)[ \t]*:[ \t]*(\S+)[ \t]*$", re.MULTILINE)
 _CPU_LIST = re.compile(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*,?")
 
 
@@ -257,15 +257,15 @@ def _link_cells(label: str, rest: str, header: _Header, peer: bool) -> tuple[lis
     tabbed = "\t" in rest
     kept: list[tuple[str | None, int]] = []
     for text, end in scan:
-        if len(kept) >= wanted:
-            break
         if text and not one.fullmatch(text) and (_CPU_LIST.fullmatch(text) or reading(text).value is None):
-            # The affinity columns begin here: NIC columns were cut off or glued.
+            # The affinity columns begin here.
             break
         kept.append((text or None, end))
     solid = [cell for cell in kept if cell[0] is not None]
-    # A blank between tabs is a blank cell when the X then stands in its own column, otherwise only a doubled tab.
-    columns = kept if tabbed and own < len(kept) and kept[own][0] == "X" else solid
+    # A blank between tabs is a blank cell when cells are missing and the X then stands in its own column; otherwise it
+    # is only a doubled tab.
+    is_blank_cell = tabbed and len(solid) < wanted and own < len(kept) and kept[own][0] == "X"
+    columns = kept if is_blank_cell else solid
     gpu_cells: list[str | None] = [cell for cell, _ in columns[: len(header.gpus)]]
     while len(gpu_cells) < len(header.gpus):
         gpu_cells.append("")

@@ -9,14 +9,15 @@ A fixture begins with two lines that are not part of the output::
 
 KIND is topo, p2p, nvlink, csv, xml, error or refused. ``null`` stands for "not known", ``none`` for an empty list.
 
-topo: ``gpus`` count; ``pairs`` list of ``A-B:LINK`` where ``all:LINK`` and ``rest:LINK`` stand for the pairs not named;
-``pair A-B``; ``full`` yes, no, single or unknown; ``min`` links; ``islands`` as ``0,1 2,3``; ``nics``; ``cpu`` separated
-by ``|`` (``-``: blank); ``numa`` and ``gpu_numa`` separated by ``,``; ``subset A,B,C`` with the values of ``full``.
-p2p: ``gpus``, ``pairs``, ``denied`` pairs. nvlink: ``gpus`` indices, ``active`` and ``expected`` numbers of links,
-``inactive`` as ``GPU:LINK,LINK``, ``rate`` of every active link in GB/s. csv and xml: ``fields`` of the query where the
-output has no header, ``gpus`` indices, ``usable`` GPUs, ``driver``, ``gpuN.NAME`` a value of GPU N (by index, by place where
-there is no index column), numbers as such, yes/no for switches. error: ``state`` of gpu_inventory, ``subject`` of the
-first fault. refused: ``fields``. All: ``faults`` codes, most serious first; ``none`` when the key is left out.
+topo: ``gpus`` count; ``pairs`` list of ``A-B:LINK``, where ``all:LINK`` and ``rest:LINK`` stand for pairs not named;
+``pair A-B``; ``full`` yes, no, single or unknown; ``min`` links; ``islands`` as ``0,1 2,3``; ``nics``; ``cpu``
+separated by ``|`` (``-``: blank); ``numa`` and ``gpu_numa`` separated by ``,``; ``subset A,B,C`` with the values of
+``full``. p2p: ``gpus``, ``pairs``, ``denied`` pairs. nvlink: ``gpus`` indices, ``active`` and ``expected`` numbers of
+links, ``inactive`` as ``GPU:LINK,LINK``, ``rate`` of every active link in GB/s. csv and xml: ``fields`` of the query
+where the output has no header, ``gpus`` indices, ``usable`` GPUs, ``driver``, ``gpuN.NAME`` a value of GPU N (by index,
+by place where there is no index column), numbers as such, yes/no for switches. error: ``state`` of gpu_inventory,
+``subject`` of the first fault. refused: ``fields``. All: ``faults`` codes, most serious first; ``none`` when the key is
+left out.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ def items(text: str) -> list[str]:
 
 
 def read(path: Path) -> Recorded:
-    """Parse a fixture; a key that its kind does not have is an error, so that no expectation is lost to a typing slip."""
+    """Parse a fixture; a key that its kind does not have is an error: no expectation is lost to a typing slip."""
     source, expect, output = path.read_bytes().decode("utf-8").split("\n", 2)
     assert source.startswith("# source: "), path
     assert expect.startswith("# expect: "), path

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-
 from ansible_collections.volta.llm.plugins.module_utils.faults import by_severity
 from ansible_collections.volta.llm.plugins.module_utils.nvidia import (
     gpu_report,
