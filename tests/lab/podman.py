@@ -139,7 +139,7 @@ class Podman:
 
     def call(self, *arguments: str, check: bool = True, stdin: bytes | None = None, group: str | None = None) -> str:
         """Run podman and return what it wrote to standard output."""
-        done = run(self.command(arguments, group=group), check=check, stdin=stdin)
+        done = run(self.command(arguments, group=group), check=check, stdin=stdin, shown=["podman", *arguments])
         return done.stdout.decode(errors="replace").strip()
 
     def succeeds(self, *arguments: str) -> bool:

@@ -33,11 +33,12 @@ def run(
     stdin: bytes | None = None,
     env: Mapping[str, str] | None = None,
     timeout: float | None = None,
+    shown: Sequence[str] | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
     """Run a program and keep its output.
 
     With ``check``, a program that cannot be started or ends with another status than 0 is a LabError that quotes the
-    last lines it wrote.
+    last lines it wrote. ``shown`` is the command as the message gives it, where the real one says more than helps.
     """
     try:
         done = subprocess.run(
@@ -56,7 +57,7 @@ def run(
     if check and done.returncode != 0:
         written = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
         tail = "\n  ".join(written[-TAIL_LINES:]) or "(it wrote nothing)"
-        raise LabError(f"{shlex.join(command)} ended with status {done.returncode}:\n  {tail}")
+        raise LabError(f"{shlex.join(shown or command)} ended with status {done.returncode}:\n  {tail}")
     return done
 
 
