@@ -1,0 +1,237 @@
+# Copyright: The volta.llm authors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Measures what llama-server really takes of each GPU, for the memory plan to be compared with.
+
+    python3 tests/bench/plan_live.py --build BUILD_DIR --out FILE.jsonl [--seconds 480] [--devices 2]
+
+Standard library only. Writes two models of full depth (data is a hole in the file), starts the real server in one
+configuration after the other, asks it, and writes one JSON line per configuration with the memory that nvidia-smi
+shows for each GPU: before, loaded, after a first request, and after as many requests at once as there are slots.
+Stops when the time is up; the order is mixed, so that any number of lines covers the range. Every other line is marked
+for calibration, the others for the report.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import itertools
+import json
+import os
+import random
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "plan"))
+
+import models
+
+MODELS = ("qwen4exp-small", "qwen3moe-small")
+_BUFFER = re.compile(r":\s+(\w+) +(model|KV|RS|compute|output) buffer size = +([0-9.]+) MiB")
+
+
+def configurations(
+    devices: int, names: tuple[str, ...], contexts: tuple[int, ...], seed: int = 1
+) -> list[dict[str, Any]]:
+    """All configurations in a fixed, mixed order; ``context`` is that of one request."""
+    grid = [
+        {"model": name, "context": context, "slots": slots, "cache": cache, "ubatch": ubatch, "devices": devices}
+        for name, context, slots, cache, ubatch in itertools.product(
+            names, contexts, (1, 4, 8), ("f16", "q8_0"), (512, 2048)
+        )
+    ]
+    order = random.Random(seed)
+    order.shuffle(grid)
+    single = [
+        {
+            "model": name,
+            "context": contexts[len(contexts) // 2],
+            "slots": slots,
+            "cache": cache,
+            "ubatch": 512,
+            "devices": 1,
+        }
+        for name, slots, cache in itertools.product(names, (1, 4), ("f16",))
+    ]
+    # The single-GPU runs come after enough of the others for both halves.
+    mixed = [*grid[:48], *single, *grid[48:]]
+    for index, config in enumerate(mixed):
+        config["use"] = "calibrate" if index % 2 == 0 else "report"
+    return mixed
+
+
+class Gpus:
+    """nvidia-smi, with the memory in use of every GPU in MiB, by index."""
+
+    def __init__(self, program: str) -> None:
+        self.program = program
+
+    def query(self, fields: str, what: str = "gpu") -> list[list[str]]:
+        text = subprocess.run(
+            [self.program, f"--query-{what}={fields}", "--format=csv,noheader,nounits"],
+            capture_output=True,
+            text=True,
+            timeout=30,
+        ).stdout
+        return [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
+
+    def used(self) -> list[int]:
+        return [int(row[0]) for row in self.query("memory.used")]
+
+    def of_process(self, pid: int) -> dict[str, int]:
+        """MiB by GPU UUID of one process; empty where a container hides it."""
+        rows = self.query("pid,gpu_uuid,used_memory", "compute-apps")
+        return {row[1]: int(row[2]) for row in rows if row[0] == str(pid) and row[2].isdigit()}
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def ask(port: int, tokens: int, timeout: float) -> None:
+    # Token ids, not text: the length is exact, and no cache of an earlier slot answers.
+    body = {"prompt": [1000 + (i * 7) % 5000 for i in range(tokens)], "n_predict": 8, "cache_prompt": False}
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/completion",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=timeout) as answer:
+        json.load(answer)
+
+
+def healthy(port: int, server: subprocess.Popen[bytes], seconds: float) -> bool:
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit and server.poll() is None:
+        with (
+            contextlib.suppress(urllib.error.URLError, OSError),
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2) as answer,
+        ):
+            if answer.status == 200:
+                return True
+        time.sleep(0.05)
+    return False
+
+
+def measure(config: dict[str, Any], binary: Path, path: Path, gpus: Gpus, log: Path, limit: float) -> dict[str, Any]:
+    began = time.monotonic()
+    port = free_port()
+    total = config["context"] * config["slots"]
+    argv = [
+        *(str(binary), "-m", str(path), "--host", "127.0.0.1", "--port", str(port), "-lv", "4"),
+        *("-c", str(total), "-np", str(config["slots"]), "-ub", str(config["ubatch"]), "-b", "2048"),
+        *("-ctk", config["cache"], "-ctv", config["cache"], "-fa", "on", "-ngl", "999", "-fit", "off"),
+        *("--no-kv-unified", "--split-mode", "layer", "--tensor-split", ",".join(["1"] * config["devices"])),
+        *("--cache-ram", "0", "--no-webui"),
+    ]
+    environment = {
+        **os.environ,
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(str(index) for index in range(config["devices"])),
+        "LD_LIBRARY_PATH": f"{binary.parent}:{os.environ.get('LD_LIBRARY_PATH', '')}",
+    }
+    result: dict[str, Any] = {**config, "total_context": total, "before": gpus.used()}
+    with log.open("wb") as handle:
+        server = subprocess.Popen(argv, stdout=handle, stderr=handle, env=environment)
+    try:
+        if not healthy(port, server, limit):
+            raise RuntimeError("the server did not become ready")
+        result["start_s"] = round(time.monotonic() - began, 2)
+        result["loaded"] = gpus.used()
+        prompt = min(config["context"] - 64, 2 * config["ubatch"] + 100)
+        ask(port, prompt, limit)
+        result["after_first"] = gpus.used()
+        result["process_after_first"] = gpus.of_process(server.pid)
+        threads = [threading.Thread(target=ask, args=(port, prompt // 2, limit)) for _ in range(config["slots"])]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        result["after_all"] = gpus.used()
+        result["process_after_all"] = gpus.of_process(server.pid)
+    except (RuntimeError, OSError, subprocess.SubprocessError, ValueError) as exc:
+        result["error"] = f"{type(exc).__name__}: {exc}"
+    finally:
+        # Not a clean stop: memory is given back all the same, and quicker.
+        server.kill()
+        server.wait()
+    text = log.read_text(encoding="utf-8", errors="replace")
+    buffers: dict[str, dict[str, float]] = {}
+    for device, kind, size in _BUFFER.findall(text):
+        own = buffers.setdefault(device, {})
+        own[kind] = round(own.get(kind, 0.0) + float(size), 2)
+    result["buffers"] = buffers
+    if "error" in result:
+        result["log_tail"] = text[-1500:]
+    result["seconds"] = round(time.monotonic() - began, 2)
+    return result
+
+
+def settle(gpus: Gpus, idle: list[int], seconds: float = 5.0) -> None:
+    """Wait until the memory of the last server is given back."""
+    limit = time.monotonic() + seconds
+    while time.monotonic() < limit and any(now > then + 20 for now, then in zip(gpus.used(), idle, strict=False)):
+        time.sleep(0.1)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Measure the memory that llama-server takes of each GPU.")
+    parser.add_argument("--build", type=Path, required=True, help="build folder that holds bin/llama-server")
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines are appended here")
+    parser.add_argument("--work", type=Path, default=Path("/tmp/volta-plan"), help="where the models are written")
+    parser.add_argument("--seconds", type=float, default=480.0, help="stop starting servers after this many seconds")
+    parser.add_argument("--devices", type=int, default=2)
+    parser.add_argument("--each", type=float, default=90.0, help="limit in seconds for one start or one answer")
+    parser.add_argument("--models", default=",".join(MODELS))
+    parser.add_argument("--contexts", default="4096,32768,131072", help="context of one request")
+    parser.add_argument("--nvidia-smi", default="nvidia-smi")
+    wanted = parser.parse_args()
+    began = time.monotonic()
+    binary = (wanted.build / "bin" / "llama-server").resolve()
+    gpus = Gpus(wanted.nvidia_smi)
+    wanted.work.mkdir(parents=True, exist_ok=True)
+    wanted.out.parent.mkdir(parents=True, exist_ok=True)
+    names = tuple(wanted.models.split(","))
+    contexts = tuple(int(text) for text in wanted.contexts.split(","))
+    paths = {name: models.write(name, wanted.work) for name in names}
+    idle = gpus.used()
+    about = {
+        "about": "plan_live",
+        "gpus": gpus.query("index,name,uuid,memory.total,memory.used,driver_version"),
+        "engine": subprocess.run(
+            [str(binary), "--version"], capture_output=True, text=True,
+            env={**os.environ, "LD_LIBRARY_PATH": f"{binary.parent}:{os.environ.get('LD_LIBRARY_PATH', '')}"},
+        ).stderr.strip()[-300:],
+    }  # fmt: skip
+    failures = done = 0
+    with wanted.out.open("a", encoding="utf-8") as out:
+        print(json.dumps(about), file=out, flush=True)
+        for config in configurations(wanted.devices, names, contexts):
+            if time.monotonic() - began > wanted.seconds:
+                break
+            line = measure(config, binary, paths[config["model"]], gpus, wanted.work / "server.log", wanted.each)
+            print(json.dumps(line), file=out, flush=True)
+            failures += "error" in line
+            done += 1
+            print(
+                f"{time.monotonic() - began:6.1f} s  {line['model']} {line['context']}x{line['slots']} {line['cache']} "
+                f"ub {line['ubatch']}: {line.get('after_first') or line.get('error')}",
+                flush=True,
+            )
+            settle(gpus, idle)
+    print(f"{done} configurations, {failures} failed")
+    return 1 if failures or not done else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
