@@ -90,7 +90,8 @@ options:
     type: path
     default: /var/lib/llama-build
   ccache_directory:
-    description: Folder of the compiler cache, used when C(ccache) is installed. Left out, it is below O(build_directory).
+    description: Folder of the compiler cache, used when C(ccache) is installed. Left out, it is the one that C(/etc/ccache.conf) names, or else
+      one below O(build_directory).
     type: path
   build_user:
     description:
@@ -311,9 +312,10 @@ def main() -> None:
     outcome = build(Request(**given), check_mode=module.check_mode)
     results = outcome.results()
     if outcome.changed:
-        before = results["previous_release"] if not module.check_mode else results["current"]
-        after = results["release"] or f"a new release, fingerprint {(results['fingerprint'] or 'not known yet')[:12]}"
-        results["diff"] = {"before": f"release: {before}\n", "after": f"release: {after}\n"}
+        before = results["current"] if module.check_mode else results["previous_release"]
+        fingerprint = (results["fingerprint"] or "")[:12] or "known once the tools are there"
+        after = results["release"] or f"new, fingerprint {fingerprint}"
+        results["diff"] = {"before": f"release: {before or 'none'}\n", "after": f"release: {after}\n"}
     finish(module, outcome.faults, **results)
 
 

@@ -190,9 +190,11 @@ def failure_lines(log: str, count: int = TAIL_LINES) -> list[str]:
 
 
 def unused_options(log: str) -> list[str]:
-    """Names of options that cmake was given and the source did not use."""
+    """Names of options that were given to cmake and mean nothing to this source, as cmake or the source says."""
     found = re.search(r"Manually-specified variables were not used by the project:\s*\n((?:\s*\n|\s+\S+\s*\n)+)", log)
-    return found.group(1).split() if found else []
+    unused = found.group(1).split() if found else []
+    ignored = re.findall(r"^\s*(\w+) is deprecated and will be ignored", log, re.MULTILINE)
+    return list(dict.fromkeys([*unused, *ignored]))
 
 
 def configured_version(log: str) -> str | None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import re
@@ -120,15 +121,27 @@ def build_environment(request: Request, tools: Toolchain, work: Path, home: Path
     another folder and still finds every file that did not change.
     """
     extra = {
-        "CCACHE_DIR": request.ccache_directory or f"{request.build_directory}/ccache",
         "CCACHE_BASEDIR": str(work),
         "CCACHE_NOHASHDIR": "1",
         "NINJA_STATUS": "[%f/%t] ",
         "GIT_TERMINAL_PROMPT": "0",
     }
+    cache = ccache_directory(request)
+    if cache is not None:
+        extra["CCACHE_DIR"] = cache
     if tools.cuda is not None:
         extra["PATH"] = f"{tools.cuda.root}/bin:{SEARCH_PATH}"
     return environment(str(home), extra)
+
+
+def ccache_directory(request: Request, system_config: Path = Path("/etc/ccache.conf")) -> str | None:
+    """The cache to use; null leaves it to the machine's own configuration, where that names one."""
+    if request.ccache_directory:
+        return request.ccache_directory
+    with contextlib.suppress(OSError):
+        if re.search(r"^\s*cache_dir\s*=\s*\S", system_config.read_text(encoding="utf-8"), re.MULTILINE):
+            return None
+    return f"{request.build_directory}/ccache"
 
 
 def ninja_progress(line: str) -> tuple[int, int, str] | None:

@@ -15,13 +15,13 @@ from urllib.parse import urlsplit
 from ..faults import Fault
 from .catalogue import CATALOGUE
 
-ARCHITECTURE = re.compile(r"^[0-9]+[a-z]?(-real|-virtual)?$")
-SHA256 = re.compile(r"^[0-9a-fA-F]{64}$")
-COMMIT = re.compile(r"^[0-9a-fA-F]{7,40}$")
-FULL_COMMIT = re.compile(r"^[0-9a-fA-F]{40}$")
-VERSION = re.compile(r"^[0-9A-Za-z][0-9A-Za-z.+_-]*$")
-TARGET = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*$")
-OPTION = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*$")
+ARCHITECTURE = re.compile(r"^[0-9]+[a-z]?(-real|-virtual)?\Z")
+SHA256 = re.compile(r"^[0-9a-fA-F]{64}\Z")
+COMMIT = re.compile(r"^[0-9a-fA-F]{7,40}\Z")
+FULL_COMMIT = re.compile(r"^[0-9a-fA-F]{40}\Z")
+VERSION = re.compile(r"^[0-9A-Za-z][0-9A-Za-z.+_-]*\Z")
+TARGET = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
+OPTION = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*\Z")
 
 _Bad = Callable[[str, str, str], None]
 
@@ -229,7 +229,7 @@ def _check_build(request: Request) -> list[Fault]:
         if not path.startswith("/") or ".." in PurePosixPath(path).parts:
             bad(name, f"{path!r} is not an absolute path", "Write a path that begins with / and has no '..' in it.")
     for name in ("prefix", "build_directory"):
-        if len(PurePosixPath(getattr(request, name)).parts) < 2:
+        if PurePosixPath(getattr(request, name)) == PurePosixPath("/"):
             bad(name, "is the root folder", "Write a folder of its own.")
     if request.prefix == request.build_directory:
         bad("build_directory", "is the same folder as prefix", "Write two different folders.")

@@ -80,6 +80,9 @@ def build(asked: Request, check_mode: bool = False, wait_s: float = WAIT_S) -> O
         outcome.faults.append(exc.fault)
     except OSError as exc:
         outcome.faults.append(_filesystem_fault(exc))
+    if any(is_fatal(fault) for fault in outcome.faults):
+        # Work folders are the module's own affair; what the machine uses is as it was.
+        outcome.changed = False
     return outcome
 
 
@@ -236,11 +239,18 @@ class _Run:
             shutil.rmtree(partial, ignore_errors=True)
         if tools.cuda is not None:
             outcome.notes += _driver_notes(tools)
-        # The release is the result; ccache keeps what the next build can use again.
-        shutil.rmtree(work.root, ignore_errors=True)
+        self._clean_up()
         made = release.read_release(path)
         assert made is not None
         return made
+
+    def _clean_up(self) -> None:
+        """The release is the result, and ccache keeps what the next build can use again: work folders, also those of
+        builds that failed before, and other versions' archives would only fill the disk."""
+        shutil.rmtree(self.base / "work", ignore_errors=True)
+        for path in (self.base / "downloads").iterdir():
+            if path.name != f"{self.wanted.sha256}.tar":
+                path.unlink()
 
     def _prepare(self, name: str, account: Account | None) -> Work:
         """The folders of this build; what a killed run left running in them is ended first."""
@@ -249,8 +259,8 @@ class _Run:
         for folder in (self.base / "downloads", self.base / "logs", root):
             folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         end_leftovers(root)
-        ccache = Path(self.wanted.ccache_directory or self.base / "ccache")
-        for folder in (work.build, work.home, ccache):
+        cache = plan.ccache_directory(self.wanted)
+        for folder in (work.build, work.home, *([Path(cache)] if cache else [])):
             if not folder.is_dir():
                 folder.mkdir(mode=0o755, parents=True)
                 if account is not None:

@@ -126,7 +126,12 @@ def locate_sdist(request: Request) -> str:
             "Check package_version, or use an index that has it (index_url).",
         )
     if listed.sha256 is not None and listed.sha256 != request.sha256:
-        raise checksum_mismatch(posixpath.basename(urlsplit(listed.url).path), listed.sha256, request.sha256 or "")
+        raise _fault(
+            "source_checksum_mismatch",
+            posixpath.basename(urlsplit(listed.url).path),
+            f"the index states SHA-256 {listed.sha256}, expected {request.sha256}; nothing was downloaded",
+            "Check that sha256 belongs to package_version. If so, do not use this index.",
+        )
     return listed.url
 
 
@@ -276,6 +281,8 @@ def unpack(archive: Path, expected_sha256: str, target: Path) -> Unpacked:
         handle.seek(0)
         try:
             return _unpack_tar(handle, archive.name, target)
+        except (FileExistsError, IsADirectoryError, NotADirectoryError) as exc:
+            raise _unsafe(str(exc.filename), "contradicts another entry of the archive") from exc
         except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as exc:
             raise _fault(
                 "source_unusable",
@@ -396,7 +403,9 @@ def checkout(request: Request, git: str, account: Account | None, target: Path, 
     fetched, _out, said = run("fetch", "--quiet", "--depth", "1", repository, commit, timeout=1800.0)
     if not fetched:
         last = said.splitlines()[-1] if said else "git fetch failed"
-        missing = re.search(r"not our ref|couldn't find remote ref|unadvertised object|does not exist", said)
+        missing = re.search(
+            r"not our ref|couldn't find remote ref|unadvertised object|does not (?:exist|appear)|not found", said
+        )
         raise _fault(
             "source_not_found" if missing else "source_unreachable",
             redacted(repository),
