@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 
 from tests.lab.errors import LabError
@@ -25,6 +26,16 @@ def simulator_text() -> str:
         raise LabError(
             f"The GPU simulator is not in this checkout: {SIMULATOR} does not exist. Use --gpus none."
         ) from error
+
+
+def require(profile: str) -> None:
+    """Refuse a profile that cannot be installed, before a machine is made for it."""
+    if profile == NONE:
+        return
+    simulator_text()
+    profiles = import_module("tests.lab.gpu_simulator.gpu_simulator").PROFILES
+    if profile not in profiles:
+        raise LabError(f"--gpus {profile}: choose one of: {NONE}, {', '.join(profiles)}")
 
 
 def install_command(profile: str) -> list[str]:

@@ -69,7 +69,8 @@ class Machine:
 
     def run(self, *command: str, check: bool = True, stdin: bytes | None = None) -> subprocess.CompletedProcess[bytes]:
         """Run a program on the machine. With ``check``, a status other than 0 is a LabError with its last lines."""
-        return run([*self.ssh(batch=True), shlex.join(command)], check=check, stdin=stdin)
+        call = [*self.ssh(batch=True), shlex.join(command)]
+        return run(call, check=check, stdin=stdin, shown=["ssh", self.name, *command])
 
     def output(self, *command: str) -> str:
         """What a program on the machine wrote to standard output."""
@@ -161,8 +162,8 @@ class Lab:
         """
         if count is not None and not 1 <= count <= network.MOST_MACHINES:
             raise LabError(f"-n {count}: a lab has 1 to {network.MOST_MACHINES} machines")
-        if gpus not in (None, simulated.NONE):
-            simulated.simulator_text()
+        if gpus is not None:
+            simulated.require(gpus)
         deps.require()
         with locked(self._lock):
             record = self._prepared(suite, base)

@@ -133,7 +133,7 @@ def test_a_folder_of_the_lab_is_removed(tmp_path: Path) -> None:
 def test_gpus_without_a_simulator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(gpus, "SIMULATOR", tmp_path / "gone.py")
     with pytest.raises(LabError, match="--gpus none"):
-        gpus.simulator_text()
+        gpus.require("v100x4")
 
 
 @pytest.mark.parametrize(
@@ -141,6 +141,7 @@ def test_gpus_without_a_simulator(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     [
         (["up", "Bad Name"], "lower case"),
         (["up", "x", "-n", "0"], "1 to 200"),
+        (["up", "x", "--gpus", "tpu"], "--gpus tpu: choose one of: none, v100x4"),
         (["up", "x", "--var", "a"], "--var a"),
         (["exec", "x", "1"], "exec needs a command"),
         (["serve", "x", "/nowhere-at-all"], "is not a folder"),
