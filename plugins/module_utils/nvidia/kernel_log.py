@@ -26,6 +26,8 @@ _SYSLOG = re.compile(
 )
 _ISO = re.compile(r"^(?P<date>\d{4}-\d\d-\d\dT[\d:.,]+(?:Z|[+-]\d\d:?\d\d))\s+(?P<text>.*)$")
 
+_BARE = re.compile(r"^(?:[\w.-]+\s+)?kernel:\s?(?P<text>.*)$")
+
 #: Beginnings of messages that the driver prints over several lines.
 _OPENER = re.compile(
     r"^(?:The NVIDIA (?:GPU|probe routine|kernel module)|API mismatch|This can occur|Try unloading|This PCI I/O region"
@@ -140,6 +142,8 @@ def _prefix(raw: str) -> Line:
         return Line(match["text"], None, match["date"])
     if match := _ISO.match(raw):
         return Line(match["text"], None, match["date"])
+    if match := _BARE.match(raw):
+        return Line(match["text"])
     return Line(raw)
 
 
