@@ -389,7 +389,7 @@ def _check_keys(settings: Settings) -> list[Fault]:
         elif text.startswith("#"):
             problem = "begins with #, which a key file takes for a comment"
         elif len(text) < KEY_MINIMUM:
-            problem = f"shorter than {KEY_MINIMUM} characters"
+            problem = f"has {len(text)} of at least {KEY_MINIMUM} characters"
         if problem:
             # The key itself is never shown, only which one it is.
             remedy = "Make one with: openssl rand -hex 24"

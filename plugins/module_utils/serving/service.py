@@ -76,7 +76,12 @@ def journal_tail(name: str, since: float | None = None, lines: int = JOURNAL_LIN
     if since is not None:
         argv += ["--since", f"@{int(since)}"]
     done = runner(argv, COMMAND_TIMEOUT)
-    return done.stdout.strip() if done.ok else ""
+    if not done.ok:
+        return ""
+    found = done.stdout.strip().splitlines()
+    # What was said before the last start belongs to another process.
+    starts = [at for at, line in enumerate(found) if line.startswith(f"Starting {name}")]
+    return "\n".join(found[starts[-1] :] if starts else found)
 
 
 @dataclass(frozen=True)
