@@ -253,7 +253,8 @@ resumed_from:
   sample: 0
 verified:
   description: >-
-    How much is proved about the least proved file: V(sha256) (it has the expected hash), V(size) (only the size was given), V(none) (neither was given);
+    How much is proved about the least proved file: V(sha256) (it has the expected hash), V(source) (it has the hash that the
+    source itself names), V(size) (only the size was given), V(none) (neither was given);
     null when a file is not there or not right.
   returned: always
   type: str
@@ -291,7 +292,7 @@ files:
       description: Bytes an earlier run had left.
       type: int
     verified:
-      description: V(sha256), V(size), V(none), or null when it is not there or not right.
+      description: V(sha256), V(source), V(size), V(none), or null when it is not there or not right.
       type: str
     changed:
       description: Whether it was put in place by this run (in check mode, would be).
@@ -368,7 +369,7 @@ def summary(dest: str, wanted: list[Wanted], report: Report, seconds: float) -> 
         "source": single.get("source") if single else (sources.pop() if len(sources) == 1 else None),
         "bytes_fetched": sum(entry["bytes_fetched"] for entry in files),
         "resumed_from": sum(entry["resumed_from"] for entry in files),
-        "verified": min((entry["verified"] for entry in files), key=[None, "none", "size", "sha256"].index),
+        "verified": min((entry["verified"] for entry in files), key=[None, "none", "size", "source", "sha256"].index),
         "waited": report.waited,
         "changed": any(entry["changed"] for entry in files),
         "duration_s": round(seconds, 3),

@@ -20,6 +20,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..faults import Fault, FaultError
+from ..gguf.reader import check_data, read_header
+from ..gguf.source import FileSource
 from ..progress import ProgressWriter, read_progress
 from .catalogue import fault
 from .engine import SNIFF, Fetched, Settings, SourceFailed, Transfer, discard
@@ -28,6 +30,7 @@ from .sources import Source, from_api, from_hops
 from .store import Lock, Places, Stamp, fsync_folder, read_stamp, remove
 
 MIB = 1 << 20
+_CHECKED = {"source": "only the one that the source itself names was checked", "size": "only its size was checked"}
 EMPTY_SHA256 = hashlib.sha256().hexdigest()
 #: linux/fs.h: share the blocks of another file, where the file system can.
 _FICLONE = 0x40049409
@@ -47,7 +50,8 @@ class Wanted:
 class Delivered:
     """What became of one file.
 
-    ``verified`` says how much is proved: ``sha256`` (against the expected hash), ``size`` (only that), ``none``.
+    ``verified`` says how much is proved: ``sha256`` (against the expected hash), ``source`` (against the hash that the
+    source itself names), ``size`` (only that), ``none``.
     ``fetched`` are body bytes received now, ``resumed_from`` bytes that an earlier run had left.
     """
 
@@ -60,6 +64,7 @@ class Delivered:
     changed: bool = False
     set_aside: str | None = None
     right: bool = False
+    by_source: bool = False
 
     def verified(self, wanted: Wanted) -> str | None:
         """Null when the file is not there or not right."""
@@ -67,6 +72,8 @@ class Delivered:
             return None
         if wanted.sha256:
             return "sha256"
+        if self.by_source:
+            return "source"
         return "size" if wanted.size is not None else "none"
 
 
@@ -191,7 +198,7 @@ class Delivery:
                         "unverified",
                         str(item.dest),
                         "no SHA-256 is given: "
-                        + ("only its size was checked" if item.size is not None else "nothing about it was checked")
+                        + _CHECKED.get(outcome.verified(item) or "", "nothing about it was checked")
                         + (f"; its SHA-256 is {outcome.sha256}" if outcome.sha256 else ""),
                         "Give the sha256 that the publisher names.",
                     )
@@ -266,7 +273,8 @@ class Delivery:
             item, outcome = self._wanted[index], self.report.files[index]
             stat = item.dest.stat()
             outcome.size, outcome.sha256 = stat.st_size, digest
-            if _right(item, stat.st_size, digest) and _look(item) is None:
+            wrong = _fault_within(item.dest, item.dest.name, str(item.dest), item.sha256)
+            if _right(item, stat.st_size, digest) and (item.sha256 or wrong is None):
                 stamp = read_stamp(Places(item.dest).stamp)
                 outcome.source = stamp.source or None if stamp is not None and stamp.sha256 == digest else None
                 outcome.right = True
@@ -414,11 +422,12 @@ class Delivery:
                     outcome.fetched += transfer.fetched
                 expected = self._learn(expected, source, fetched)
             if expected.sha256 in (None, fetched.sha256):
-                wrong = sniff(_head(places.part), item.dest.name)
+                wrong = _fault_within(places.part, item.dest.name, source.label, expected.sha256)
                 if wrong is None:
+                    outcome.by_source = expected.sha256 is not None and item.sha256 is None
                     return fetched
                 discard(places)
-                raise SourceFailed(fault(wrong[0], source.label, wrong[1], wrong[2]))
+                raise SourceFailed(wrong)
             if fetched.resumed_from and attempt == 1:
                 # Perhaps what was on disk was wrong, not what the source has.
                 discard(places)
@@ -569,9 +578,22 @@ def _right(item: Wanted, size: int | None, sha256: str | None) -> bool:
     return item.size in (None, size) and item.sha256 in (None, sha256)
 
 
-def _look(item: Wanted) -> tuple[str, str, str] | None:
-    """What the first bytes of a present file say against it, where no hash speaks for it."""
-    return None if item.sha256 else sniff(_head(item.dest), item.dest.name)
+def _fault_within(path: Path, name: str, subject: str, sha256: str | None) -> Fault | None:
+    """What speaks against a whole file: its first bytes; where no hash speaks for it, also a header that wants more."""
+    wrong = sniff(_head(path), name)
+    if wrong is not None:
+        return fault(wrong[0], subject, wrong[1], wrong[2])
+    if sha256 is not None or not name.lower().endswith(".gguf"):
+        return None
+    try:
+        source = FileSource(str(path))
+        try:
+            check_data(read_header(source), name)
+        finally:
+            source.close()
+    except FaultError as exc:
+        return replace(exc.fault, subject=subject)
+    return None
 
 
 def _head(path: Path) -> bytes:

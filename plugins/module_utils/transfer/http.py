@@ -43,12 +43,17 @@ class ProtocolError(Exception):
 
 def redact(url: str) -> str:
     """The URL without what may be secret: user, password, query, fragment."""
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        # Not an address; its beginning tells which entry is meant.
+        return url.split("?")[0].rpartition("@")[2][:80]
     host = parts.hostname or ""
     if ":" in host:
         host = f"[{host}]"
-    if parts.port:
-        host = f"{host}:{parts.port}"
+    if port:
+        host = f"{host}:{port}"
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
@@ -67,7 +72,10 @@ class Origin:
 
     @classmethod
     def of(cls, url: str) -> Origin:
-        parts = urlsplit(url)
+        try:
+            parts = urlsplit(url)
+        except ValueError as exc:
+            raise ProtocolError(f"{redact(url)!r} is not an address ({exc})") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ProtocolError(f"{redact(url)!r} is not an http or https address")
         try:

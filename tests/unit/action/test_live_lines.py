@@ -26,7 +26,7 @@ from ansible_collections.volta.llm.plugins.plugin_utils.live import (
 
 
 def record(
-    done: int, total: int | None = 1000, unit: str = "bytes", rate: float | None = 10.0, **more
+    done: int, total: int | None = 1000, unit: str = "bytes", rate: float | None = 10.0, phase: str = ""
 ) -> ProgressRecord:
     eta = (total - done) / rate if total is not None and rate else None
     return ProgressRecord(phase, done, total, unit, rate, eta, "", 0.0)

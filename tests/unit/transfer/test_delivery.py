@@ -24,6 +24,7 @@ from ansible_collections.volta.llm.plugins.module_utils.transfer.store import Lo
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.unit.gguf.build import real
 from tests.unit.transfer.conftest import CONTENT, SHA256, Desk
 from tests.unit.transfer.site import Exchange, Site
 
@@ -146,12 +147,21 @@ def test_a_wrong_part_does_not_condemn_the_source(site: Site, desk: Desk) -> Non
     assert desk.dest.read_bytes() == CONTENT
 
 
-def test_without_a_hash_the_report_says_what_was_checked(site: Site, desk: Desk) -> None:
+def test_without_a_hash_the_report_says_what_was_checked(site: Site, desk: Desk, tmp_path: Path) -> None:
     # C24
-    report = desk.order(site.url(URL), sha256=None, size=len(CONTENT))
+    whole = site.files[URL] = real(tmp_path / "whole.gguf").read_bytes()
+    report = desk.order(site.url(URL), sha256=None, size=len(whole))
     assert [fault.code for fault in report.faults] == ["unverified"]
     assert "only its size" in report.faults[0].message
-    assert SHA256 in report.faults[0].message
+    assert sha256(whole) in report.faults[0].message
+
+
+def test_without_a_hash_a_truncated_model_gets_no_name(site: Site, desk: Desk, tmp_path: Path) -> None:
+    # C04: the magic is right, the size was not given; the header wants more bytes than came.
+    site.files[URL] = real(tmp_path / "whole.gguf").read_bytes()[:-100]
+    report = desk.order(site.url(URL), sha256=None)
+    assert [fault.code for fault in report.faults] == ["gguf_truncated"]
+    assert not desk.dest.exists()
 
 
 def test_every_source_that_failed_is_named(site: Site, other_site: Site, desk: Desk) -> None:
@@ -165,9 +175,11 @@ def test_every_source_that_failed_is_named(site: Site, other_site: Site, desk: D
 
 NAMES = [f"model-{number:05d}-of-00003.gguf" for number in (1, 2, 3)]
 SHARDS = {name: b"GGUF" + random.Random(name).randbytes(300_000) for name in NAMES}
+#: Raw parts: no header could prove them.
+PARTS = {f"model.gguf.{letter}": random.Random(letter).randbytes(300_000) for letter in "abc"}
 
 
-def shards(desk: Desk, *sites: Site, hashed: bool = True) -> list[Wanted]:
+def shards(desk: Desk, *sites: Site, hashed: bool = True, of: dict[str, bytes] = SHARDS) -> list[Wanted]:
     return [
         Wanted(
             desk.dest.parent / name,
@@ -175,7 +187,7 @@ def shards(desk: Desk, *sites: Site, hashed: bool = True) -> list[Wanted]:
             sha256(content) if hashed else None,
             tuple(Source(url=site.url("/" + name)) for site in sites),
         )
-        for name, content in SHARDS.items()
+        for name, content in of.items()
     ]
 
 
@@ -188,19 +200,19 @@ def test_shards_lie_side_by_side_under_their_names(site: Site, desk: Desk) -> No
 
 def test_another_mirror_takes_over_the_whole_set(site: Site, other_site: Site, desk: Desk) -> None:
     # C22: without hashes nothing of the first mirror is kept.
-    site.files = {"/" + NAMES[0]: b"GGUF" + bytes(300_000)}
-    other_site.files = {"/" + name: content for name, content in SHARDS.items()}
-    report = Delivery(shards(desk, site, other_site, hashed=False), desk.settings).run()
+    site.files = {"/model.gguf.a": bytes(300_000)}
+    other_site.files = {"/" + name: content for name, content in PARTS.items()}
+    report = Delivery(shards(desk, site, other_site, hashed=False, of=PARTS), desk.settings).run()
     assert [fault.code for fault in report.passed_over] == ["source_missing"]
-    assert {path.name: path.read_bytes() for path in desk.dest.parent.glob("*.gguf")} == SHARDS
+    assert {path.name: path.read_bytes() for path in desk.dest.parent.glob("*.gguf.?")} == PARTS
     assert {outcome.source.rpartition("/")[0] for outcome in report.files} == {other_site.url("")}
 
 
 def test_an_unproved_set_is_not_put_in_place_by_halves(site: Site, desk: Desk) -> None:
-    site.files = {"/" + name: SHARDS[name] for name in NAMES[:2]}
-    report = Delivery(shards(desk, site, hashed=False), desk.settings).run()
+    site.files = {"/" + name: PARTS[name] for name in list(PARTS)[:2]}
+    report = Delivery(shards(desk, site, hashed=False, of=PARTS), desk.settings).run()
     assert [fault.code for fault in report.faults] == ["source_missing"]
-    assert list(desk.dest.parent.glob("*.gguf")) == []
+    assert [path.name for path in desk.dest.parent.glob("*.gguf.?")] == []
 
 
 def test_only_the_missing_shard_is_fetched(site: Site, desk: Desk) -> None:

@@ -1,0 +1,194 @@
+# Copyright: The volta.llm authors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""From options to wanted files; checksum files; what model hubs tell."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ansible_collections.volta.llm.plugins.module_utils.transfer.checksums import checksum_for, parse_checksums
+from ansible_collections.volta.llm.plugins.module_utils.transfer.http import redact, retry_after
+from ansible_collections.volta.llm.plugins.module_utils.transfer.request import secrets_in, wanted_files
+from ansible_collections.volta.llm.plugins.module_utils.transfer.sources import source_of
+
+from tests.unit.transfer.conftest import CONTENT, SHA256, Desk
+from tests.unit.transfer.site import Exchange, Site
+
+HASH = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
+
+
+def problems(tmp_path: Path, **options: Any) -> list[str]:
+    _, faults = wanted_files({"dest": str(tmp_path / "m"), **options})
+    assert {fault.code for fault in faults} <= {"bad_argument"}
+    return [f"{fault.subject}: {fault.message}" for fault in faults]
+
+
+@pytest.mark.parametrize("value", [HASH, HASH.upper(), f"sha256:{HASH}", f" {HASH} "])
+def test_a_hash_in_usual_forms(tmp_path: Path, value: str) -> None:
+    wanted, faults = wanted_files({"dest": str(tmp_path / "m"), "sha256": value})
+    assert faults == []
+    assert wanted[0].sha256 == HASH
+
+
+@pytest.mark.parametrize("value", ["", HASH[:-1], HASH[:-1] + "g", "d41d8cd98f00b204e9800998ecf8427e"])
+def test_what_is_no_hash_is_refused(tmp_path: Path, value: str) -> None:
+    (problem,) = problems(tmp_path, sha256=value)
+    assert "sha256" in problem
+
+
+def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
+    found = problems(tmp_path, url="ftp://host/file", sha256="abc", size=-1, sources=[{"type": "huggingface"}])
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize(
+    "url", ["file:///etc/passwd", "host/file", "http://", "http://host:port/file", "http://[::1/file"]
+)
+def test_addresses_that_cannot_work(tmp_path: Path, url: str) -> None:
+    assert len(problems(tmp_path, url=url)) == 1
+
+
+def test_a_folder_is_not_a_file(tmp_path: Path) -> None:
+    _, faults = wanted_files({"dest": str(tmp_path)})
+    assert [fault.subject for fault in faults] == ["dest"]
+
+
+def test_missing_shards_are_listed_at_once(tmp_path: Path) -> None:
+    # C26: the engine wants the first; it must be there, with all others.
+    names = ["m-00002-of-00004.gguf", "m-00004-of-00004.gguf"]
+    (problem,) = problems(tmp_path, files=[{"name": name, "sha256": HASH} for name in names])
+    assert "m-00001-of-00004.gguf, m-00003-of-00004.gguf" in problem
+
+
+def test_a_set_needs_as_many_mirrors_for_each_file(tmp_path: Path) -> None:
+    files = [{"name": "a", "urls": ["http://h/a", "http://i/a"]}, {"name": "b", "url": "http://h/b"}]
+    assert len(problems(tmp_path, files=files)) == 1
+
+
+@pytest.mark.parametrize("name", ["../m", "a/b", "", "..", "m.part"])
+def test_names_stay_in_their_folder(tmp_path: Path, name: str) -> None:
+    assert len(problems(tmp_path, files=[{"name": name}])) == 1
+
+
+def test_secrets_within_addresses() -> None:
+    found = secrets_in(
+        {
+            "url": "https://user:password@host/a?X-Amz-Signature=abc",
+            "sources": [{"url": "https://host/b?token=secret"}, {"file": "/x"}],
+            "files": [{"name": "a", "urls": ["https://host/c?sig=123456"]}],
+        }
+    )
+    assert found == {"password", "X-Amz-Signature=abc", "token=secret", "sig=123456"}
+    assert redact("https://user:password@host:8443/a?sig=1#x") == "https://host:8443/a"
+    assert redact("http://[::1]:80/a?b") == "http://[::1]:80/a"
+
+
+# -- checksum files ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{HASH}  model.gguf",
+        f"{HASH} *model.gguf",
+        f"{HASH}  ./folder/model.gguf\r\n",
+        f"SHA256 (model.gguf) = {HASH}",
+        f"SHA2-256(model.gguf)= {HASH}",
+        HASH.upper(),
+        f"# sums\n{'0' * 64}  other.gguf\n{HASH.upper()}  model.gguf\n",
+        f"\ufeff{HASH}\tmodel.gguf",
+    ],
+)
+def test_checksum_files_in_usual_forms(text: str) -> None:
+    # G04
+    assert checksum_for(text, "model.gguf") == HASH
+
+
+def test_a_checksum_of_another_file_is_not_taken() -> None:
+    assert checksum_for(f"{HASH}  other.gguf", "model.gguf") is None
+    assert checksum_for(f"{HASH}\n{HASH}  other.gguf", "model.gguf") is None
+    assert parse_checksums("d41d8cd98f00b204e9800998ecf8427e  model.gguf") == {}
+
+
+# -- model hubs --------------------------------------------------------------------------------------------------------
+
+
+def test_hub_addresses() -> None:
+    hub = {"type": "huggingface", "repo": "org/name", "revision": "refs/pr/1", "path": "Q4 K/"}
+    source = source_of(hub, "m.gguf", {}, "token")
+    assert source.url == "https://huggingface.co/org/name/resolve/refs%2Fpr%2F1/Q4%20K/m.gguf"
+    assert source.headers == {"Authorization": "Bearer token"}
+    assert "token" not in repr(source)
+    scope = source_of({"type": "modelscope", "repo": "org/name"}, "m.gguf", {})
+    assert scope.url == "https://www.modelscope.cn/models/org/name/resolve/master/m.gguf"
+
+
+def test_the_endpoint_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "https://mirror.example.org/")
+    source = source_of({"type": "huggingface", "repo": "org/name"}, "m.gguf", {})
+    assert source.url == "https://mirror.example.org/org/name/resolve/main/m.gguf"
+
+
+def hub(site: Site, linked: bool, sha256: str = SHA256) -> None:
+    """Answers as Hugging Face does: a redirect with size and hash, or as some mirrors a bare one, and the list."""
+
+    def script(exchange: Exchange) -> None:
+        if exchange.path.startswith("/api/"):
+            entry = {"path": "model.gguf", "size": 130, "lfs": {"oid": sha256, "size": len(CONTENT)}}
+            body = json.dumps([{"path": "README.md", "size": 3}, entry]).encode()
+            exchange.head(200, Content_Length=len(body), Content_Type="application/json")
+            exchange.body(body)
+        elif exchange.path == "/cdn":
+            exchange.proper()
+        else:
+            extra = {"X-Linked-Size": len(CONTENT), "X-Linked-ETag": f'"{sha256}"'} if linked else {}
+            exchange.status(308, Location="/cdn?Signature=abc", **extra)
+
+    site.files["/cdn"] = CONTENT
+    site.script = script
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_the_hubs_own_hash_is_held_against_the_bytes(site: Site, desk: Desk, linked: bool) -> None:
+    # C12, C14: where a mirror's redirect tells nothing, the list of files does.
+    hub(site, linked)
+    source = source_of({"type": "huggingface", "repo": "org/name", "endpoint": site.url("")}, "model.gguf", {})
+    report = desk.order(sha256=None, sources=(source,))
+    assert desk.dest.read_bytes() == CONTENT
+    assert [fault.code for fault in report.faults] == ["unverified"]
+    assert "the source itself names" in report.faults[0].message
+    hub(site, linked, sha256="0" * 64)
+    desk.dest.unlink()
+    report = desk.order(sha256=None, sources=(source,))
+    assert [fault.code for fault in report.faults] == ["hash_mismatch"]
+    assert not desk.dest.exists()
+
+
+def test_modelscopes_list(site: Site, desk: Desk) -> None:
+    def script(exchange: Exchange) -> None:
+        if exchange.path.startswith("/api/"):
+            entry = {"Path": "model.gguf", "Size": len(CONTENT), "Sha256": "0" * 64}
+            body = json.dumps({"Data": {"Files": [entry]}}).encode()
+            exchange.head(200, Content_Length=len(body))
+            exchange.body(body)
+        else:
+            exchange.content = CONTENT
+            exchange.end = min(exchange.end or len(CONTENT), len(CONTENT))
+            exchange.proper()
+
+    site.files["/models/org/name/resolve/master/model.gguf"] = CONTENT
+    site.script = script
+    source = source_of({"type": "modelscope", "repo": "org/name", "endpoint": site.url("")}, "model.gguf", {})
+    report = desk.order(sha256=None, sources=(source,))
+    assert [fault.code for fault in report.faults] == ["hash_mismatch"]
+
+
+def test_retry_after() -> None:
+    assert retry_after({"retry-after": "120"}) == 120
+    assert retry_after({"retry-after": "Thu, 01 Jan 1970 00:01:40 GMT"}, now=70.0) == 30
+    assert retry_after({"retry-after": "Thu, 01 Jan 1970 00:01:40 GMT"}, now=700.0) == 0
+    assert retry_after({"retry-after": "soon"}) is None
+    assert retry_after({}) is None
