@@ -168,7 +168,7 @@ def explain(log: str, log_path: str, step: str, status: int) -> Fault:
     return CATALOGUE.fault(
         "configure_failed" if step == "configure" else "build_failed",
         program,
-        f"{ended}; the log {log_path} ends with:\n{shown}",
+        f"{ended}; from the log {log_path}:\n{shown}",
         "Look for the first error in the log. The release in use was not touched.",
     )
 
