@@ -384,7 +384,7 @@ def judge_answer(text: str | None, tokens: int | None) -> Fault | None:
     if broken * 2 >= len(text):
         what = f"{broken} of {len(text)} characters are NUL or other control characters"
         return CATALOGUE.fault("garbled_answer", "answer", what, remedy)
-    for words in (text.strip(), text.strip() + " "):
+    for words in (text, text.strip(), text.strip() + " "):
         period = _period(words)
         if period * REPETITIONS <= len(words):
             what = f"one piece of text repeated {len(words) // period} times"

@@ -1,0 +1,257 @@
+# Copyright: The volta.llm authors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Switching a service, on a systemd that is played: what a killed run leaves, and the way back.
+
+The molecule scenario and the demo do the same with the real systemd.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from ansible_collections.volta.llm.plugins.module_utils.faults import FaultError
+from ansible_collections.volta.llm.plugins.module_utils.machine import Completed
+from ansible_collections.volta.llm.plugins.module_utils.serving.service import Service, Wanted, journal_tail, status
+
+OLD = "[Service]\nExecStart=/bin/old\n"
+NEW = "[Service]\nExecStart=/bin/new\n"
+BROKEN = "[Service]\nExecStart=/bin/broken\n"
+UNREADABLE = "[Service]\nExecStart=nonsense\n"
+
+
+class Killed(BaseException):
+    """Stands for SIGKILL: nothing of ours runs after it."""
+
+
+@dataclass
+class PlayedSystemd:
+    """Knows one unit; one whose text has 'broken' does not start. ``die_at``: the call before which we are killed."""
+
+    folder: Path
+    loaded: str | None = None
+    running: str | None = None
+    failed: bool = False
+    enabled: bool = False
+    started: float = 0.0
+    restarts: int = 0
+    calls: list[str] = field(default_factory=list)
+    die_at: int | None = None
+
+    @property
+    def path(self) -> Path:
+        return self.folder / "x.service"
+
+    def __call__(self, argv: Sequence[str], timeout: float) -> Completed:
+        if self.die_at is not None and len(self.calls) == self.die_at:
+            raise Killed
+        self.calls.append(" ".join(argv[:2]))
+        words = tuple(argv)
+        if argv[0] == "systemd-analyze":
+            text = Path(argv[2]).read_text()
+            if "nonsense" in text:
+                return Completed(words, 1, stderr="x.service: Service has no usable ExecStart=. Refusing.")
+            return Completed(words, 0)
+        if argv[0] == "journalctl":
+            return Completed(
+                words, 0, stdout="Starting x.service - old\nold words\nStarting x.service - x\nout of memory\n"
+            )
+        return getattr(self, argv[1].replace("-", "_"))(words)
+
+    def show(self, words: tuple[str, ...]) -> Completed:
+        active = "active" if self.running else "failed" if self.failed else "inactive"
+        since = int((self.started - (time.time() - time.clock_gettime(time.CLOCK_MONOTONIC))) * 1e6)
+        values = {
+            "ActiveState": active,
+            "SubState": "running" if self.running else "dead",
+            "Result": "exit-code" if self.failed else "success",
+            "MainPID": str(os.getpid()) if self.running else "0",
+            "UnitFileState": "enabled" if self.enabled and self.path.exists() else "disabled",
+            "ExecMainStartTimestampMonotonic": str(since if self.running else 0),
+            "NeedDaemonReload": "no" if self._current() == self.loaded else "yes",
+        }
+        return Completed(words, 0, stdout="\n".join(f"{key}={value}" for key, value in values.items()))
+
+    def _current(self) -> str | None:
+        return self.path.read_text() if self.path.exists() else None
+
+    def daemon_reload(self, words: tuple[str, ...]) -> Completed:
+        self.loaded = self._current()
+        return Completed(words, 0)
+
+    def reset_failed(self, words: tuple[str, ...]) -> Completed:
+        self.failed = False
+        return Completed(words, 0)
+
+    def restart(self, words: tuple[str, ...]) -> Completed:
+        self.restarts += 1
+        self.running, self.failed = None, False
+        if self.loaded is None or "broken" in self.loaded:
+            self.failed = True
+            return Completed(words, 1, stderr="Job for x.service failed.")
+        self.running = self.loaded
+        # Later than any file written before.
+        self.started = time.time() + 0.001
+        time.sleep(0.002)
+        return Completed(words, 0)
+
+    def stop(self, words: tuple[str, ...]) -> Completed:
+        self.running = None
+        return Completed(words, 0)
+
+    def enable(self, words: tuple[str, ...]) -> Completed:
+        self.enabled = True
+        return Completed(words, 0)
+
+    def disable(self, words: tuple[str, ...]) -> Completed:
+        self.enabled = False
+        return Completed(words, 0)
+
+
+def service(systemd: PlayedSystemd, content: str = NEW, **more: object) -> Service:
+    values = {"started": True, "enabled": True, "start_timeout": 60.0, **more}
+    return Service(Wanted("x", content, **values), systemd.folder, systemd)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> PlayedSystemd:
+    return PlayedSystemd(tmp_path)
+
+
+@pytest.fixture
+def serving(tmp_path: Path) -> PlayedSystemd:
+    """A machine whose service runs the old unit."""
+    systemd = PlayedSystemd(tmp_path)
+    assert service(systemd, OLD).converge().faults == ()
+    systemd.calls.clear()
+    systemd.restarts = 0
+    return systemd
+
+
+def names(systemd: PlayedSystemd) -> list[str]:
+    return sorted(path.name for path in systemd.folder.iterdir())
+
+
+def test_a_new_service(bare: PlayedSystemd) -> None:
+    outcome = service(bare).converge()
+    assert outcome.changes == ("unit written", "enabled", "started")
+    assert (bare.running, bare.enabled, bare.restarts) == (NEW, True, 1)
+    assert names(bare) == ["x.service"]
+
+
+def test_the_second_run_asks_once_and_does_nothing(serving: PlayedSystemd) -> None:
+    outcome = service(serving, OLD).converge()
+    assert (outcome.changes, serving.calls) == ((), ["systemctl show"])
+
+
+def test_check_mode_says_and_does_nothing(serving: PlayedSystemd) -> None:
+    outcome = service(serving).converge(check=True)
+    assert outcome.changes == ("unit written", "restarted")
+    assert (outcome.before, outcome.after) == (OLD, NEW)
+    assert (serving.running, serving.path.read_text(), serving.restarts) == (OLD, OLD, 0)
+
+
+def test_a_change_restarts_once(serving: PlayedSystemd) -> None:
+    outcome = service(serving).converge()
+    assert outcome.changes == ("unit written", "restarted")
+    assert (serving.running, serving.restarts, names(serving)) == (NEW, 1, ["x.service"])
+
+
+def test_a_unit_that_does_not_start_gives_way_to_the_former(serving: PlayedSystemd) -> None:
+    outcome = service(serving, BROKEN).converge()
+    (fault,) = outcome.faults
+    assert fault.code == "service_start_failed"
+    assert "out of memory" in fault.message
+    assert "old words" not in fault.message
+    assert outcome.rolled_back
+    assert (serving.running, serving.path.read_text(), names(serving)) == (OLD, OLD, ["x.service"])
+
+
+def test_a_first_unit_that_does_not_start_is_removed(bare: PlayedSystemd) -> None:
+    outcome = service(bare, BROKEN).converge()
+    assert [fault.code for fault in outcome.faults] == ["service_start_failed"]
+    assert (outcome.rolled_back, names(bare), bare.enabled) == (False, [], False)
+
+
+def test_a_unit_that_systemd_cannot_read_is_not_written(serving: PlayedSystemd) -> None:
+    with pytest.raises(FaultError) as caught:
+        service(serving, UNREADABLE).converge()
+    assert caught.value.fault.code == "unit_invalid"
+    assert "no usable ExecStart" in caught.value.fault.message
+    assert (serving.running, serving.path.read_text(), serving.restarts) == (OLD, OLD, 0)
+
+
+@pytest.mark.parametrize("content", [NEW, BROKEN])
+def test_a_run_killed_anywhere_is_completed_by_the_next(tmp_path: Path, content: str) -> None:
+    """Every call to systemd is a place to die; the next run ends as an undisturbed one would."""
+    for at in range(50):
+        folder = tmp_path / f"{at}"
+        folder.mkdir()
+        systemd = PlayedSystemd(folder)
+        service(systemd, OLD).converge()
+        systemd.calls.clear()
+        systemd.die_at = at
+        try:
+            service(systemd, content).converge()
+        except Killed:
+            systemd.die_at = None
+            outcome = service(systemd, content).converge()
+        else:
+            assert at > 4
+            break
+        if content == NEW:
+            assert (systemd.running, names(systemd), outcome.faults) == (NEW, ["x.service"], ()), f"killed at {at}"
+        else:
+            assert [fault.code for fault in outcome.faults] == ["service_start_failed"], f"killed at {at}"
+            assert (systemd.running, names(systemd)) == (OLD, ["x.service"]), f"killed at {at}"
+        service(systemd, content if content == NEW else OLD).converge()
+        assert service(systemd, content if content == NEW else OLD).converge().changes == ()
+    else:
+        pytest.fail("the run never came to its end")
+
+
+def test_a_newer_key_file_calls_for_a_restart(serving: PlayedSystemd, tmp_path: Path) -> None:
+    key = tmp_path / "keys"
+    key.write_text("one\n")
+    written = time.time()
+    os.utime(key, (written, written))
+    serving.started = written - 1
+    assert service(serving, OLD, inputs=[str(key)]).converge().changes == ("restarted",)
+    assert service(serving, OLD, inputs=[str(key)]).converge().changes == ()
+
+
+def test_a_file_from_the_future_says_nothing(serving: PlayedSystemd, tmp_path: Path) -> None:
+    key = tmp_path / "keys"
+    key.write_text("one\n")
+    os.utime(key, (time.time() + 3600, time.time() + 3600))
+    assert service(serving, OLD, inputs=[str(key), "/no/such/file"]).converge().changes == ()
+
+
+def test_another_program_calls_for_a_restart(serving: PlayedSystemd, tmp_path: Path) -> None:
+    """The played process is this one; a `current` link that leads elsewhere has been switched."""
+    (tmp_path / "current").symlink_to("/bin/sh")
+    same = os.path.realpath(f"/proc/{os.getpid()}/exe")
+    assert service(serving, OLD, executable=same).converge().changes == ()
+    assert service(serving, OLD, executable=str(tmp_path / "current")).converge().changes == ("restarted",)
+
+
+def test_stopping_and_disabling(serving: PlayedSystemd) -> None:
+    outcome = service(serving, OLD, started=False, enabled=False).converge()
+    assert outcome.changes == ("disabled", "stopped")
+    assert (serving.running, serving.enabled) == (None, False)
+    assert service(serving, OLD, started=False, enabled=False).converge().changes == ()
+
+
+def test_no_systemd_is_said() -> None:
+    with pytest.raises(FaultError) as caught:
+        status("x.service", lambda argv, timeout: Completed(tuple(argv), None, missing=True))
+    assert caught.value.fault.code == "service_control_failed"
+    assert "no systemctl" in caught.value.fault.message
+
+
+def test_a_journal_that_cannot_be_read_is_empty() -> None:
+    assert journal_tail("x.service", runner=lambda argv, timeout: Completed(tuple(argv), 1)) == ""
