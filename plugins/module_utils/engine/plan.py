@@ -7,11 +7,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
 
-from .process import SEARCH_PATH, environment
+from .process import BUILD_MARK, SEARCH_PATH, environment
 from .request import Request
 from .toolchain import Toolchain, numbers
 
@@ -121,6 +122,7 @@ def build_environment(request: Request, tools: Toolchain, work: Path, home: Path
     another folder and still finds every file that did not change.
     """
     extra = {
+        BUILD_MARK: os.path.realpath(work),
         "CCACHE_BASEDIR": str(work),
         "CCACHE_NOHASHDIR": "1",
         "NINJA_STATUS": "[%f/%t] ",

@@ -20,6 +20,9 @@ from .request import Account
 #: A sudo or become environment can lack the sbin and local folders; nothing of the caller's PATH is needed here.
 SEARCH_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
+#: The work folder of a build, in the environment of all its processes.
+BUILD_MARK = "VOLTA_LLM_BUILD"
+
 #: What a build may take over from the caller: the way to the network, for sources that cmake or git fetch.
 PASSED_ON = (
     "http_proxy",
@@ -135,16 +138,22 @@ def end_group(process: subprocess.Popen[bytes]) -> None:
 
 
 def processes_in(folder: Path) -> list[int]:
-    """Processes that work inside ``folder``: what a killed run left compiling there."""
+    """Processes of builds below ``folder``: what a killed run left compiling there.
+
+    They are known by the mark that every build gets in its environment, not by their working folder: a shell that an
+    operator opened there is not ours to end.
+    """
     root = os.path.realpath(folder)
     found = []
     for pid in _pids():
         try:
-            where = str(Path(f"/proc/{pid}/cwd").readlink())
+            env = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
         except OSError:
             continue
-        if where == root or where.startswith(root + "/"):
-            found.append(pid)
+        for entry in env:
+            name, _equals, value = entry.partition(b"=")
+            if name == BUILD_MARK.encode() and f"{os.fsdecode(value)}/".startswith(f"{root}/"):
+                found.append(pid)
     return found
 
 

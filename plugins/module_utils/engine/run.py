@@ -74,12 +74,16 @@ def build(asked: Request, check_mode: bool = False, wait_s: float = WAIT_S) -> O
         return outcome
     wanted = request.normalised(asked)
     outcome.cuda_architectures = list(wanted.cuda_architectures)
+    # A hardened server's umask of 077 would lock the build user out of the source, and the service out of the release.
+    umask = os.umask(0o022)
     try:
         _Run(wanted, outcome, wait_s).go(check_mode)
     except FaultError as exc:
         outcome.faults.append(exc.fault)
     except OSError as exc:
         outcome.faults.append(_filesystem_fault(exc))
+    finally:
+        os.umask(umask)
     if any(is_fatal(fault) for fault in outcome.faults):
         # Work folders are the module's own affair; what the machine uses is as it was.
         outcome.changed = False

@@ -362,6 +362,33 @@ def test_waiting_has_an_end(bench: Bench) -> None:
     assert "4711" in outcome.faults[0].message
 
 
+def test_a_shell_in_the_work_folder_is_not_ended(tmp_path: Path) -> None:
+    shell = subprocess.Popen(["sleep", "60"], cwd=tmp_path)
+    ours = subprocess.Popen(["sleep", "60"], env={process.BUILD_MARK: str(tmp_path / "work" / "a")})
+    try:
+        wait_for(lambda: process.processes_in(tmp_path / "work") == [ours.pid], "the build's process to be seen")
+        assert process.processes_in(tmp_path / "wor") == []
+        run.end_leftovers(tmp_path / "work")
+        assert ours.wait() == -signal.SIGKILL
+        assert shell.poll() is None
+    finally:
+        for child in (shell, ours):
+            child.kill()
+            child.wait()
+
+
+def test_a_strict_umask_locks_nobody_out(bench: Bench) -> None:
+    before = os.umask(0o077)
+    try:
+        outcome = build(bench.archive())
+        assert os.umask(0o077) == 0o077
+    finally:
+        os.umask(before)
+    for path in [bench.prefix, *bench.prefix.rglob("*")]:
+        assert path.name == ".lock" or path.stat().st_mode & 0o004, path
+    assert Path(outcome.release or "", "bin/llama-server").stat().st_mode & 0o005 == 0o005
+
+
 def test_bad_wishes_touch_nothing(bench: Bench) -> None:
     outcome = run.build(replace(bench.archive(), sha256="x", jobs=-1))
     assert codes(outcome) == ["source_invalid", "build_option_invalid"]
