@@ -48,7 +48,8 @@ HIDDEN = (
 )
 #: Where machines find the folder they share with this host.
 SHARED = "/var/cache/volta-lab"
-READY_TIMEOUT = 90
+#: Seconds; a machine takes two, unless the host is busy with builds.
+READY_TIMEOUT = 180
 #: First port a file server takes on the lab's gateway address.
 FIRST_PORT = 8800
 SERVER_START_TIMEOUT = 20
@@ -403,6 +404,8 @@ class Lab:
             f"--ip={addresses.machine(number)}",
             f"--add-host=lab-host:{addresses.gateway}",
             "--systemd=always",
+            # A machine that reboots itself comes back, with its disk.
+            "--restart=always",
             "--cgroupns=private",
             f"--ulimit=nofile={self.host.open_files}:{self.host.open_files}",
             f"--ulimit=nproc={self.host.processes}:{self.host.processes}",
