@@ -97,7 +97,8 @@ def report(smi: NvidiaSmi, request: LinkRequest) -> tuple[LinkReport, list[Fault
     result.islands = topology.islands(used, pairs)
     result.min_links = topology.min_links(pairs)
     result.recommended_split_mode, result.recommended_split_mode_reason = topology.recommend_split_mode(used, pairs)
-    faults.extend(_judge_mesh(request, used, pairs, result.islands))
+    on_machine = topology.islands(matrix.gpus, matrix.pairs)
+    faults.extend(_judge_mesh(request, used, pairs, result.islands, on_machine))
     faults.extend(nvlink.judge(status, used, pairs, request.require_active_links))
     if request.peer_access:
         result.peer_access, peer_faults = _peer_access(smi, used)
@@ -160,17 +161,21 @@ def _identities(smi: NvidiaSmi) -> list[tuple[int, str, str]]:
 
 
 def _judge_mesh(
-    request: LinkRequest, used: Sequence[int], pairs: Sequence[topology.Pair], groups: Sequence[Sequence[int]]
+    request: LinkRequest,
+    used: Sequence[int],
+    pairs: Sequence[topology.Pair],
+    groups: Sequence[Sequence[int]],
+    on_machine: Sequence[Sequence[int]],
 ) -> list[Fault]:
     faults = []
     bare = [pair for pair in pairs if pair.nvlinks == 0]
     if request.require == "full_mesh" and bare:
         shown = ", ".join(f"{pair.a}-{pair.b} ({pair.link})" for pair in bare[:12])
         more = f" and {len(bare) - 12} more" if len(bare) > 12 else ""
-        groups_text = "; ".join(",".join(map(str, group)) for group in groups if len(group) > 1)
+        groups_text = "; ".join(",".join(map(str, group)) for group in on_machine if len(group) > 1)
         remedy = "check the NVLink bridges or the SXM board, and `nvidia-smi nvlink -s`"
         if groups_text:
-            remedy += f"; or use only GPUs that are linked: {groups_text}"
+            remedy += f"; or use a group that is fully linked: {groups_text}"
         faults.append(
             GPU.fault(
                 "nvlink_not_full_mesh",

@@ -127,7 +127,7 @@ def check_faults(faults: list[Fault]) -> None:
         assert "\n" not in fault.message + fault.remedy + fault.subject
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(damaged(), st.sampled_from([0, 1, 2, 6, 9, 15, 255]))
 def test_any_answer_ends_in_a_report(text: str, rc: int) -> None:
     machine = Deaf(text, rc)
@@ -157,7 +157,7 @@ def test_any_answer_ends_in_a_report(text: str, rc: int) -> None:
     assert links.gpu_count is not None or link_faults, "no matrix and no fault: silence"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(damaged(MATRICES))
 def test_a_damaged_matrix_is_complete_or_says_so(text: str) -> None:
     for matrix in topology.parse(text):
@@ -175,7 +175,7 @@ def test_a_damaged_matrix_is_complete_or_says_so(text: str) -> None:
                 assert f"NV{pair.nvlinks}" in plain, "invented links"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.sampled_from(MATRICES), st.data())
 def test_one_changed_cell_is_never_believed(recorded: Recorded, data: st.DataObject) -> None:
     """Changing one of the two cells of a pair must be a contradiction, and the pair unknown."""
@@ -201,7 +201,7 @@ def test_one_changed_cell_is_never_believed(recorded: Recorded, data: st.DataObj
     assert topology.fully_connected(changed.pairs) is not True
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.sampled_from(MATRICES), st.data())
 def test_a_missing_row_is_never_overlooked(recorded: Recorded, data: st.DataObject) -> None:
     lines = clean(recorded.output).split("\n")
@@ -228,7 +228,7 @@ WORDS_WITHOUT_A_VALUE = [
 ]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.sampled_from(TABLES), st.sampled_from(WORDS_WITHOUT_A_VALUE), st.data())
 def test_a_cell_without_a_value_is_null_with_a_reason_and_moves_nothing(
     recorded: Recorded, word: str, data: st.DataObject
@@ -254,7 +254,7 @@ def test_a_cell_without_a_value_is_null_with_a_reason_and_moves_nothing(
     assert {key: value for key, value in after.values.items() if key != field.name} == others
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(damaged(load("csv")))
 def test_no_gpu_is_invented_in_a_table(text: str) -> None:
     plain = clean(text)
@@ -266,7 +266,7 @@ def test_no_gpu_is_invented_in_a_table(text: str) -> None:
             assert any(bus_id(cell) == gpu.values["bus_id"] for cell in re.split(r"[,\n]", plain))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(damaged(load("nvlink")))
 def test_damaged_link_states_never_become_active_links(text: str) -> None:
     status = nvlink.parse(text)
