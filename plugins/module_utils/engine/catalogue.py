@@ -72,6 +72,12 @@ CATALOGUE = Catalogue(
             "host compiler: nvcc accepts gcc up to 12",
         ),
         FaultKind(
+            "toolkit_incomplete",
+            "error",
+            "The CUDA toolkit has its compiler, but not a library that the engine links.",
+            "CUDA toolkit: has a compiler and no cublas",
+        ),
+        FaultKind(
             "libcuda_stub_missing",
             "error",
             "Neither the driver's libcuda nor the toolkit's stub of it was found when linking.",

@@ -102,9 +102,16 @@ SYMPTOMS = (
         "libcuda_stub_missing",
         "libcuda",
         r"cannot find -lcuda\b|warning: libcuda\.so\.1, needed by|undefined reference to `cu(?:Mem|Device|Get)[A-Z]"
-        r"|Target \"?[\w-]+\"? links to[:\s]+CUDA::cuda_driver",
+        r"|links to:?\s+CUDA::cuda_driver\s+but the target was not found",
         "neither the driver's libcuda nor the toolkit's stub of it was found when linking",
         "Install the toolkit's driver stubs (the package with lib64/stubs/libcuda.so), or the driver itself.",
+    ),
+    _symptom(
+        "toolkit_incomplete",
+        "CUDA toolkit",
+        r"links to:?\s+CUDA::(\w+)\s+but the target was not found",
+        "the CUDA toolkit has a compiler and no {1}",
+        "Install the toolkit's development package of that library (role cuda_toolkit), in the same tree as nvcc.",
     ),
     _symptom(
         "cmake_too_old",

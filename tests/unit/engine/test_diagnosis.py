@@ -47,6 +47,8 @@ def log(name: str) -> str:
         ("d14-compress-mode.log", "toolkit_mixed", "two toolkits are mixed", "cuda_root"),
         ("disk-full.log", "disk_full", "ran full", "goes on"),
         ("libcuda-stub.log", "libcuda_stub_missing", "stub", "stubs"),
+        ("no-cublas.log", "toolkit_incomplete", "no cublas", "cuda_toolkit"),
+        ("no-driver-stub.log", "libcuda_stub_missing", "stub", "stubs"),
         ("cmake-old.log", "cmake_too_old", "3.18", "backports"),
         ("network.log", "source_unreachable", "network", "proxy"),
     ],
@@ -76,6 +78,7 @@ def test_d06_compiler_and_headers_of_two_toolkits() -> None:
 
 
 def test_one_toolkit_is_no_mixture() -> None:
+    assert check_configured(log("no-cublas.log"), "cuda") == []
     same = log("d06-mixed.log").replace("12.0.140", "12.1.105")
     assert check_configured(same, "cuda") == []
     assert check_configured(log("d06-mixed.log"), "cpu") == []
