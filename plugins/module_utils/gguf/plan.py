@@ -340,8 +340,11 @@ def _weights(header: Header, facts: Facts, placed: Sequence[int], gpus: int) -> 
 
 @dataclass(frozen=True)
 class Cells:
-    """Cells of the KV cache: ``total`` over all requests, ``each`` as one stream sees them, ``window`` of a layer with a
-    sliding window, in one of ``streams`` streams."""
+    """Cells of the KV cache.
+
+    ``total`` over all requests, ``each`` as one of ``streams`` streams sees them, ``window`` those of a layer with a
+    sliding window in one stream.
+    """
 
     total: int
     each: int
@@ -374,7 +377,8 @@ def _cache_types(settings: Settings) -> tuple[TensorType, TensorType]:
 
 
 def _caches(facts: Facts, settings: Settings, placed: Sequence[int], gpus: int) -> tuple[list[int], list[int]]:
-    """Bytes of KV cache and of recurrent state on each GPU (LC src/llama-kv-cache.cpp:233, llama-memory-recurrent.cpp)."""
+    """Bytes of KV cache and of recurrent state on each GPU (LC src/llama-kv-cache.cpp:233,
+    src/llama-memory-recurrent.cpp:96)."""
     key_type, value_type = _cache_types(settings)
     kv, state = [0] * gpus, [0] * gpus
     for layer in facts.attention:
@@ -556,8 +560,11 @@ class GpuPlan:
 
 @dataclass
 class Plan:
-    """``host_mib`` is what the server maps and allocates on the host, ``page_cache_mib`` the part of it that is file pages
-    which can be dropped and read again (a lazily read table, the embedding)."""
+    """What was planned, with the settings it holds for.
+
+    ``host_mib`` is what the server maps and allocates on the host, ``page_cache_mib`` the part of it that is pages of
+    the file, which can be dropped and read again (a lazily read table, the embedding).
+    """
 
     settings: Settings
     facts: Facts
@@ -679,8 +686,8 @@ def make_plan(header: Header, settings: Settings, facts: Facts | None = None) ->
 
 
 def largest_context(header: Header, settings: Settings, facts: Facts) -> int:
-    """The largest context a request can have with everything else as it is, 0 when none fits; in steps of 256, up to what
-    the model was trained for."""
+    """The largest context a request can have with everything else as it is, in steps of 256 and up to what the model
+    was trained for; 0 when none fits."""
     limit = max(CELL_PADDING, facts.trained_context or 1 << 20)
     low, high = 0, limit // CELL_PADDING
     while low < high:

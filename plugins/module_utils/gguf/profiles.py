@@ -17,8 +17,8 @@ class Profile:
     """Bytes for each token of a micro-batch.
 
     ``base`` is the widest point of a layer, ``attention`` what is alive beside flash attention's half-precision copies
-    or an indexer's scores, ``attention_2`` beside flash attention where there is an indexer as well. The ones ``_piped``
-    hold with more than one GPU; ``later`` is what GPUs after the first need on top.
+    or an indexer's scores, ``attention_2`` beside flash attention where there is an indexer as well. Those that end in
+    ``_piped`` hold with more than one GPU; ``later`` is what GPUs after the first need on top.
     """
 
     base: int
@@ -32,7 +32,7 @@ class Profile:
 #: By architecture, width, query heads, key head size, experts used, their feed-forward size, and that of dense layers
 #: where there are both.
 PROFILES: dict[tuple[Any, ...], Profile] = {
-    ("qwen4exp", 2560, 24, 256, 10, 640, 0): Profile(380023, 176165, 462240, 265634, 245760, 193102),  # qwen4exp
+    ("qwen4exp", 2560, 24, 256, 10, 640, 0): Profile(390263, 176168, 472480, 265636, 245760, 193105),  # qwen4exp
     ("qwen3moe", 2048, 32, 128, 8, 768, 0): Profile(172052, 123064, 196690, 148173, 0, 0),  # qwen3moe
     ("qwen3next", 2048, 16, 256, 10, 512, 0): Profile(256102, 113295, 288932, 147763, 0, 0),  # qwen3next
     ("qwen35moe", 2048, 16, 256, 8, 512, 0): Profile(207974, 110223, 240845, 144712, 0, 0),  # qwen35moe

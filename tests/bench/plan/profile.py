@@ -20,7 +20,6 @@ sys.path.insert(0, str(HERE))
 
 import engine_truth
 import models
-
 from ansible_collections.volta.llm.plugins.module_utils.gguf import plan
 from ansible_collections.volta.llm.plugins.module_utils.gguf.profiles import Profile
 
@@ -44,8 +43,8 @@ class Profile:
     """Bytes for each token of a micro-batch.
 
     ``base`` is the widest point of a layer, ``attention`` what is alive beside flash attention's half-precision copies
-    or an indexer's scores, ``attention_2`` beside flash attention where there is an indexer as well. The ones ``_piped``
-    hold with more than one GPU; ``later`` is what GPUs after the first need on top.
+    or an indexer's scores, ``attention_2`` beside flash attention where there is an indexer as well. Those that end in
+    ``_piped`` hold with more than one GPU; ``later`` is what GPUs after the first need on top.
     """
 
     base: int
@@ -80,7 +79,9 @@ def catalogue() -> dict[str, tuple[dict[str, Any], Any, bool, int]]:
         if name.endswith(("-small", "-tiny")):
             continue
         # deepseek2 tells its lite variants by the number of layers.
-        layers = fields["deepseek2.block_count"] if name.startswith("deepseek2") else 8
+        # An indexer's kept cells add up over the layers.
+        whole = name.startswith(("deepseek2", "qwen4exp"))
+        layers = fields[f"{fields['general.architecture']}.block_count"] if whole else 8
         found[name] = (shallow(fields, layers), pick, tied, layers)
     for name, n, heads, kv_heads, ff in (
         ("qwen3", 1024, 16, 8, 3072),
@@ -134,8 +135,13 @@ class Bench:
         work.mkdir(parents=True, exist_ok=True)
         engine_truth.build(binaries, source, work)
 
-    def reserve(self, name: str, devices: int, context: int, slots: int, cache: str) -> list[float]:
-        """Bytes that a graph of 512 tokens reserves on each GPU, less what plan.py computes apart from the profile."""
+    def reserve(
+        self, name: str, devices: int, context: int, slots: int, cache: str, phase: str = "attention"
+    ) -> list[float]:
+        """Bytes that a graph of 512 tokens reserves on each GPU, less what plan.py computes apart from the profile.
+
+        ``phase`` is the one that is widest in this configuration: ``base`` or ``attention``.
+        """
         config = {"model": name, "devices": devices, "context": context, "slots": slots, "ubatch": 512, "cache": cache}
         result = engine_truth.measure(config, self.binaries, self.work, self.work / f"{name}.gguf")
         if "error" in result:
@@ -149,7 +155,9 @@ class Bench:
             cache_type_k=cache,
             cache_type_v=cache,
         )
-        nothing = Profile(0, 0, 0, 0)
+        # A base that nothing exceeds makes plan.py take that phase.
+        least = 1 << 30 if phase == "base" else 0
+        nothing = Profile(least, 0, least, 0)
         known = plan.PROFILES.get(plan.signature(facts))
         plan.PROFILES[plan.signature(facts)] = nothing
         try:
@@ -159,14 +167,22 @@ class Bench:
             plan.PROFILES.pop(plan.signature(facts))
             if known is not None:
                 plan.PROFILES[plan.signature(facts)] = known
-        return [result["buffers"][f"NULL{gpu}"]["compute"] * plan.MIB - size for gpu, size in enumerate(computed)]
+        return [
+            result["buffers"][f"NULL{gpu}"]["compute"] * plan.MIB - (size - least * 512)
+            for gpu, size in enumerate(computed)
+        ]
 
     def profile(self, name: str) -> tuple[tuple[Any, ...], Profile]:
         facts = plan.read_facts(models.header(name))
         figures: dict[int, tuple[float, float, float, float]] = {}
         for devices in (1, 2):
-            # Beside an indexer the base is taken where more cells are there than a query keeps.
-            base = self.reserve(name, devices, 8192 if facts.indexer else 1024, 1, "f16")
+            base = self.reserve(name, devices, 1024, 1, "f16", "base")
+            if facts.indexer:
+                # What an indexer keeps moves the gaps about: the larger of a short and a longer context.
+                for context in (4096, 6144):
+                    base = [
+                        max(pair) for pair in zip(base, self.reserve(name, devices, context, 1, "f16"), strict=True)
+                    ]
             if facts.indexer:
                 attention = self.reserve(name, devices, 131072, 1, "f16")
                 second = self.reserve(name, devices, 131072, 8, "q8_0")
