@@ -140,6 +140,9 @@ class _Run:
             if found is None:
                 found = self._make(tools, account, inputs, started)
                 self.outcome.changed = True
+            elif self.wanted.switch:
+                # Proven when it was made; what it needs of the system may have gone since.
+                self._prove(found.path, found.manifest["version"], found.manifest["commit"], tools, account)
             self._describe(found)
             if self.wanted.switch:
                 self._switch(found)
@@ -212,13 +215,8 @@ class _Run:
         partial = self.store.releases / f".{name}.{os.getpid()}"
         try:
             release.lay_down(work.build, wanted.targets, partial, account)
-            proof = release.prove(
-                partial,
-                version or wanted.version,
-                wanted.commit[:9] if wanted.commit else None,
-                wanted.cuda_architectures,
-                account,
-                tools.cuda.root if tools.cuda else None,
+            proof = self._prove(
+                partial, version or wanted.version, wanted.commit[:9] if wanted.commit else None, tools, account
             )
             outcome.build_s = round(time.monotonic() - started, 1)
             release.write_manifest(
@@ -247,6 +245,12 @@ class _Run:
         made = release.read_release(path)
         assert made is not None
         return made
+
+    def _prove(
+        self, folder: Path, version: str | None, commit: str | None, tools: Toolchain, account: Account | None
+    ) -> release.Proof:
+        toolkit = tools.cuda.root if tools.cuda else None
+        return release.prove(folder, version, commit, self.wanted.cuda_architectures, account, toolkit)
 
     def _clean_up(self) -> None:
         """The release is the result, and ccache keeps what the next build can use again: work folders, also those of

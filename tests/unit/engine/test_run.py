@@ -17,7 +17,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from ansible_collections.volta.llm.plugins.module_utils.engine import process, run, sources, toolchain
+from ansible_collections.volta.llm.plugins.module_utils.engine import process, release, run, sources, toolchain
 from ansible_collections.volta.llm.plugins.module_utils.engine.catalogue import CATALOGUE
 from ansible_collections.volta.llm.plugins.module_utils.engine.request import Request
 
@@ -50,23 +50,23 @@ def test_from_an_archive_to_a_release_in_use(bench: Bench) -> None:
     assert "Building CXX object" in Path(outcome.log).read_text()
     assert json.loads(progress.read_text())["phase"] == "install"
 
-    release = Path(outcome.release)
-    assert sorted(path.name for path in (release / "bin").iterdir()) == ["llama-fit-params", "llama-server"]
-    assert [path.name for path in (release / "lib").iterdir()] == ["libllama.so.0"]
-    assert not (release / "lib/libllama.so.0").is_symlink()
+    folder = Path(outcome.release)
+    assert sorted(path.name for path in (folder / "bin").iterdir()) == ["llama-fit-params", "llama-server"]
+    assert [path.name for path in (folder / "lib").iterdir()] == ["libllama.so.0"]
+    assert not (folder / "lib/libllama.so.0").is_symlink()
     server = bench.prefix / "current/bin/llama-server"
     assert "commit abcdef123" in subprocess.run([server, "--version"], capture_output=True, text=True).stdout
-    manifest = json.loads((release / "release.json").read_text())
+    manifest = json.loads((folder / "release.json").read_text())
     assert manifest["capabilities"]["flags"] == ["--model", "-m"]
     assert manifest["inputs"]["options"]["GGML_CUDA"] == "OFF"
     # What a build can write to is not what is published.
-    for path in [release, *release.rglob("*")]:
+    for path in [folder, *folder.rglob("*")]:
         found = path.stat()
         assert found.st_uid == os.geteuid()
         assert not stat.S_IMODE(found.st_mode) & 0o022, path
     # Nothing but the result and the caches stays.
     assert list((bench.base).glob("work/*")) == []
-    assert [path.name for path in (bench.prefix / "releases").iterdir()] == [release.name]
+    assert [path.name for path in (bench.prefix / "releases").iterdir()] == [folder.name]
 
 
 def test_a_second_run_does_nothing(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,6 +126,21 @@ def test_a_new_version_and_the_way_back(bench: Bench) -> None:
     assert back.changed
     assert back.build_s is None
     assert (back.current, back.previous_release) == (first.release, second.release)
+
+
+def test_an_old_release_is_proven_again_before_it_returns(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    old = bench.archive("1.0")
+    first = build(old)
+    second = build(bench.archive("2.0"))
+
+    def ldd_after_an_upgrade(program: Path, _account: object) -> dict[str, str | None]:
+        return {"libssl.so.3": None} if Path(first.release or "") in program.parents else {}
+
+    monkeypatch.setattr(release, "libraries_of", ldd_after_an_upgrade)
+    outcome = run.build(old)
+    assert codes(outcome) == ["proof_failed"]
+    assert "libssl.so.3 is not found" in outcome.faults[0].message
+    assert (bench.prefix / "current").resolve() == Path(second.release or "")
 
 
 def test_building_without_switching(bench: Bench) -> None:
