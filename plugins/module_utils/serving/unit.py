@@ -91,7 +91,7 @@ def render(unit: Unit) -> str:
     lines += [
         f"ExecStart={' '.join(map(quote, unit.argv))}",
         f"ExecStartPost={guard} ready --url {quote(unit.health_url)} --port {unit.port} --pid $MAINPID",
-        "ExecStartPost=+-systemctl reset-failed %n",
+        "ExecStartPost=+-/usr/bin/systemctl reset-failed %n",
         f"TimeoutStartSec={unit.load_timeout}",
         f"TimeoutStopSec={unit.stop_timeout}",
         "Restart=on-failure",

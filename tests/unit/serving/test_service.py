@@ -53,6 +53,8 @@ class PlayedSystemd:
         words = tuple(argv)
         if argv[0] == "systemd-analyze":
             text = Path(argv[2]).read_text()
+            if "neighbour" in text:
+                return Completed(words, 1, stderr="snap-x.mount: Unknown section")
             if "nonsense" in text:
                 return Completed(words, 1, stderr="x.service: Service has no usable ExecStart=. Refusing.")
             return Completed(words, 0)
@@ -185,6 +187,11 @@ def test_a_unit_that_systemd_cannot_read_is_not_written(serving: PlayedSystemd) 
     assert (serving.running, serving.path.read_text(), serving.restarts) == (OLD, OLD, 0)
 
 
+def test_what_is_wrong_with_other_units_does_not_matter(serving: PlayedSystemd) -> None:
+    assert service(serving, f"# neighbour\n{NEW}").converge().faults == ()
+    assert serving.restarts == 1
+
+
 @pytest.mark.parametrize("content", [NEW, BROKEN])
 def test_a_run_killed_anywhere_is_completed_by_the_next(tmp_path: Path, content: str) -> None:
     """Every call to systemd is a place to die; the next run ends as an undisturbed one would."""
@@ -219,7 +226,10 @@ def test_a_newer_key_file_calls_for_a_restart(serving: PlayedSystemd, tmp_path: 
     key.write_text("one\n")
     written = time.time()
     os.utime(key, (written, written))
+    # The unit itself is older than the process.
+    os.utime(serving.path, (written - 2, written - 2))
     serving.started = written - 1
+    assert service(serving, OLD).converge().changes == ()
     assert service(serving, OLD, inputs=[str(key)]).converge().changes == ("restarted",)
     assert service(serving, OLD, inputs=[str(key)]).converge().changes == ()
 

@@ -74,7 +74,7 @@ def test_it_runs_as_its_own_user_and_is_active_when_ready() -> None:
     assert found["ExecStart"] == ['/opt/llama.cpp/current/bin/llama-server --alias "a name" --port 8080']
     ready, reset = found["ExecStartPost"]
     assert ready.endswith("ready --url http://127.0.0.1:8080/health --port 8080 --pid $MAINPID")
-    assert reset == "+-systemctl reset-failed %n"
+    assert reset == "+-/usr/bin/systemctl reset-failed %n"
     assert found["TimeoutStartSec"] == ["600"]
     assert found["Restart"] == ["on-failure"]
 
