@@ -101,6 +101,12 @@ options:
     description:
       - Size the file must have, in bytes.
     type: int
+  checksums:
+    description:
+      - Address or path of a checksum file that holds the SHA-256 of files for which none is given. The forms of C(sha256sum), BSD and
+        openssl are understood, and a bare hash.
+      - It is read in each run. A hash that stands in the playbook is the better proof, for it cannot change with the file.
+    type: str
   connections:
     description:
       - Range connections side by side. Fewer are used when the server cannot do ranges or refuses.
@@ -167,7 +173,7 @@ attributes:
 notes:
   - "The fault codes are: V(bad_argument), V(disk_full), V(dest_not_writable), V(source_unauthorized), V(hash_mismatch), V(size_mismatch),
     V(not_the_file), V(lfs_pointer), V(empty_file), V(source_missing), V(source_refused), V(source_unreachable), V(source_misbehaves),
-    V(source_changed), V(file_missing); as a warning V(unverified)."
+    V(source_changed), V(checksum_missing), V(file_missing); as a warning V(unverified)."
   - When a right hash was written wrong, the whole file that was refused is kept in C(.volta-transfer) and taken without a new download
     once the value is corrected.
 author:
@@ -320,7 +326,11 @@ from ansible_collections.volta.llm.plugins.module_utils.faults import FaultError
 from ansible_collections.volta.llm.plugins.module_utils.results import finish
 from ansible_collections.volta.llm.plugins.module_utils.transfer.deliver import Delivery, Report, Wanted
 from ansible_collections.volta.llm.plugins.module_utils.transfer.engine import Settings
-from ansible_collections.volta.llm.plugins.module_utils.transfer.request import secrets_in, wanted_files
+from ansible_collections.volta.llm.plugins.module_utils.transfer.request import (
+    secrets_in,
+    wanted_files,
+    with_checksums,
+)
 
 SOURCE = {
     "type": {"type": "str", "choices": ["url", "file", "huggingface", "modelscope"]},
@@ -387,6 +397,7 @@ def main() -> None:
             "files": {"type": "list", "elements": "dict", "options": FILE},
             "sha256": {"type": "str"},
             "size": {"type": "int"},
+            "checksums": {"type": "str"},
             "connections": {"type": "int", "default": 4},
             "headers": {"type": "dict", "no_log": True},
             "token": {"type": "str", "no_log": True},
@@ -418,6 +429,14 @@ def main() -> None:
         headers={},
         ca_path=params["ca_path"],
     )
+
+    if params["checksums"]:
+        try:
+            wanted, faults = with_checksums(wanted, params["checksums"], settings, params["headers"] or {})
+        except FaultError as exc:
+            faults = [exc.fault]
+        if faults:
+            finish(module, faults)
 
     def prepare(path: Path) -> None:
         arguments = module.load_file_common_arguments(params, path=str(path))

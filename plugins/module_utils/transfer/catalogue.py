@@ -94,6 +94,12 @@ CATALOGUE = Catalogue(
             'ETag changed from "a" to "b"',
         ),
         FaultKind(
+            "checksum_missing",
+            "critical",
+            "The checksum file cannot be read or has no SHA-256 for a file; nothing was fetched.",
+            "no SHA-256 for model.gguf",
+        ),
+        FaultKind(
             "file_missing",
             "error",
             "The file is not there and no source is given.",

@@ -6,15 +6,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from ..faults import Fault
 from .catalogue import fault
+from .checksums import checksum_for
 from .deliver import Wanted
+from .engine import Settings
 from .http import redact
-from .sources import Source, check_url, source_of
+from .sources import Source, check_url, read_checksum_file, source_of
 
 SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
 
@@ -59,9 +62,32 @@ def wanted_files(params: Mapping[str, Any]) -> tuple[list[Wanted], list[Fault]]:
     return wanted, faults
 
 
+def with_checksums(
+    wanted: list[Wanted], place: str, settings: Settings, headers: Mapping[str, str]
+) -> tuple[list[Wanted], list[Fault]]:
+    """The files with the hashes that a checksum file has for those without one. FaultError: checksum_missing."""
+    if all(item.sha256 for item in wanted):
+        return wanted, []
+    text = read_checksum_file(place, settings, headers)
+    filled, faults = [], []
+    for item in wanted:
+        sha256 = item.sha256 or checksum_for(text, item.dest.name)
+        if sha256 is None:
+            faults.append(
+                fault(
+                    "checksum_missing",
+                    redact(place) if "://" in place else place,
+                    f"has no SHA-256 for {item.dest.name}",
+                    "Check the file's name (the one the publisher uses), or write its sha256.",
+                )
+            )
+        filled.append(replace(item, sha256=sha256))
+    return filled, faults
+
+
 def secrets_in(params: Mapping[str, Any]) -> set[str]:
     """What must not show in the result although it is not an option of its own: queries and logins within URLs."""
-    urls = [params.get("url")]
+    urls = [params.get("url"), params.get("checksums")]
     urls += [source.get("url") for source in params.get("sources") or []]
     for entry in params.get("files") or []:
         urls += [entry.get("url"), *(entry.get("urls") or [])]

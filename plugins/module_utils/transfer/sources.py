@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from ..faults import FaultError
 from .catalogue import fault
-from .engine import SourceFailed
+from .engine import Settings, SourceFailed
 from .http import Origin, ProtocolError, Session, Unreachable, redact
 
 HUGGINGFACE = "https://huggingface.co"
@@ -128,6 +129,31 @@ def from_api(source: Source, timeout: float, ca_path: str | None) -> tuple[int |
             if entry.get("Path") == source.hub_path:
                 return entry.get("Size"), (entry.get("Sha256") or "").lower() or None
     return None, None
+
+
+def read_checksum_file(place: str, settings: Settings, headers: Mapping[str, str]) -> str:
+    """The text of a checksum file at an address or path. FaultError: checksum_missing."""
+    try:
+        if not place.startswith(("http://", "https://")):
+            return Path(place).read_text(encoding="utf-8", errors="replace")
+        session = Session(settings.timeout, settings.timeout, headers, settings.ca_path)
+        try:
+            response = session.get(place, {})
+            if response.status != 200:
+                raise ProtocolError(f"answers {response.status} {response.reason}")
+            return response.read_small(16 << 20).decode("utf-8", "replace")
+        finally:
+            session.close()
+    except (Unreachable, ProtocolError, OSError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
+        raise FaultError(
+            fault(
+                "checksum_missing",
+                redact(place) if "://" in place else place,
+                f"the checksum file cannot be read: {reason}",
+                "Check its address, or write the sha256 of each file.",
+            )
+        ) from exc
 
 
 def check_url(url: str) -> str | None:

@@ -9,9 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.volta.llm.plugins.module_utils.faults import FaultError
 from ansible_collections.volta.llm.plugins.module_utils.transfer.checksums import checksum_for, parse_checksums
+from ansible_collections.volta.llm.plugins.module_utils.transfer.deliver import Wanted
 from ansible_collections.volta.llm.plugins.module_utils.transfer.http import redact, retry_after
-from ansible_collections.volta.llm.plugins.module_utils.transfer.request import secrets_in, wanted_files
+from ansible_collections.volta.llm.plugins.module_utils.transfer.request import (
+    secrets_in,
+    wanted_files,
+    with_checksums,
+)
 from ansible_collections.volta.llm.plugins.module_utils.transfer.sources import source_of
 
 from tests.unit.transfer.conftest import CONTENT, SHA256, Desk
@@ -111,6 +117,27 @@ def test_a_checksum_of_another_file_is_not_taken() -> None:
     assert checksum_for(f"{HASH}  other.gguf", "model.gguf") is None
     assert checksum_for(f"{HASH}\n{HASH}  other.gguf", "model.gguf") is None
     assert parse_checksums("d41d8cd98f00b204e9800998ecf8427e  model.gguf") == {}
+
+
+def test_hashes_from_a_checksum_file(site: Site, desk: Desk, tmp_path: Path) -> None:
+    site.files["/SHA256SUMS"] = f"{SHA256}  ./model.gguf\n".encode()
+    wanted = [Wanted(desk.dest), Wanted(tmp_path / "other.gguf", sha256=HASH)]
+    filled, faults = with_checksums(wanted, site.url("/SHA256SUMS"), desk.settings, {})
+    assert faults == []
+    assert [item.sha256 for item in filled] == [SHA256, HASH]
+    sums = tmp_path / "SHA256SUMS"
+    sums.write_text(f"{HASH}  another.gguf\n")
+    _, faults = with_checksums(wanted, str(sums), desk.settings, {})
+    assert [(fault.code, fault.subject) for fault in faults] == [("checksum_missing", str(sums))]
+
+
+@pytest.mark.parametrize("place", ["/nonexistent/SHA256SUMS", "http://127.0.0.1:9/SHA256SUMS", "missing"])
+def test_a_checksum_file_that_cannot_be_read(site: Site, desk: Desk, place: str) -> None:
+    place = site.url("/nothing?sig=hidden") if place == "missing" else place
+    with pytest.raises(FaultError) as caught:
+        with_checksums([Wanted(desk.dest)], place, desk.settings, {})
+    assert caught.value.fault.code == "checksum_missing"
+    assert "hidden" not in str(caught.value.fault)
 
 
 # -- model hubs --------------------------------------------------------------------------------------------------------
