@@ -1,7 +1,8 @@
 """The demo: a simulated 4 x V100 machine, from bare to a served model that answers.
 
-Usage: python -m tests.demo [ANSIBLE-PLAYBOOK OPTION ...]. Starts the lab machine and a file server with the demo's model,
+Usage: python -m tests.demo [ANSIBLE-PLAYBOOK OPTION ...] starts the lab machine and a file server with the demo model,
 writes both into inventories/demo/lab.yml, and runs site.yml on it. Run again, it changes nothing.
+`python -m tests.demo prepare LAB INVENTORY_FILE` does all but the run, for tests that need such a machine.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ def prepare(name: str, inventory: Path, hosts: int = 1) -> None:
 
 
 def main(options: list[str]) -> int:
+    if options[:1] == ["prepare"]:
+        prepare(options[1], Path(options[2]))
+        return 0
     prepare("demo", INVENTORY / "lab.yml")
     step("ansible-playbook site.yml -i inventories/demo")
     playbook = ["ansible-playbook", "site.yml", "-i", str(INVENTORY.relative_to(ROOT)), *options]
