@@ -187,10 +187,12 @@ class Session:
                     self._sock.settimeout(self._stall_timeout)
                 return self._open
             # A short body is read so that the connection can be used again; a long one is not worth it.
-            if raw.length is not None and raw.length <= 1 << 16:
-                with contextlib.suppress(OSError, http.client.HTTPException):
+            try:
+                if raw.length is None or raw.length > 1 << 16:
+                    self.close()
+                else:
                     raw.read()
-            else:
+            except (OSError, http.client.HTTPException):
                 self.close()
             here = urljoin(here, quote(location, safe="%/:=&?~#+!$,;'@()*[]"))
         raise ProtocolError(f"{redact(url)}: more than {MAX_REDIRECTS} redirects")

@@ -2,6 +2,7 @@
 # GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import random
 from collections.abc import Iterator
@@ -61,7 +62,7 @@ class Desk:
     ) -> Report:
         settings = self.settings
         if connections is not None:
-            settings = Settings(**{**vars(settings), "connections": connections})
+            settings = dataclasses.replace(settings, connections=connections)
         wanted = Wanted(dest or self.dest, size, sha256, (*(Source(url=url) for url in urls), *sources))
         delivery = Delivery([wanted], settings, full, progress_file)
         return delivery.run()

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import http.server
 import re
+import ssl
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -72,7 +73,8 @@ class Site:
     seen: list[dict[str, str]] = field(default_factory=list)
     sent: int = 0
 
-    def start(self) -> None:
+    def start(self, certificate: tuple[str, str] | None = None) -> None:
+        """Listen on a port of its own; with ``certificate`` (file, key file) by HTTPS."""
         site = self
         lock = threading.Lock()
 
@@ -111,6 +113,12 @@ class Site:
                 pass
 
         self._server = Server(("127.0.0.1", 0), Handler)
+        self._scheme = "http"
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            context.load_cert_chain(*certificate)
+            self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+            self._scheme = "https"
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
 
     def stop(self) -> None:
@@ -118,4 +126,8 @@ class Site:
         self._server.server_close()
 
     def url(self, path: str) -> str:
-        return f"http://127.0.0.1:{self._server.server_address[1]}{path}"
+        return f"{self._scheme}://127.0.0.1:{self.port}{path}"
+
+    @property
+    def port(self) -> int:
+        return self._server.server_address[1]

@@ -4,11 +4,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import gzip
 import hashlib
+import socket
 import threading
 import time
+from collections.abc import Iterator
 from email.utils import formatdate
+from pathlib import Path
 
 import pytest
 from ansible_collections.volta.llm.plugins.module_utils.faults import FaultError
@@ -19,6 +24,7 @@ from tests.unit.transfer.site import Exchange, Site
 
 HALF = len(CONTENT) // 2
 URL = "/model.gguf"
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "transfer"
 
 
 def assert_whole(desk: Desk) -> None:
@@ -402,7 +408,7 @@ def test_a_stall_is_broken_off_and_gone_on_from(site: Site, desk: Desk, where: s
             exchange.proper()
 
     site.script = script
-    desk.settings = type(desk.settings)(**{**vars(desk.settings), "timeout": 0.4})
+    desk.settings = dataclasses.replace(desk.settings, timeout=0.4)
     report = desk.order(site.url(URL), connections=1)
     assert_whole(desk)
     assert report.files[0].fetched == len(CONTENT)
@@ -544,4 +550,45 @@ def test_no_proxy_is_honoured(site: Site, desk: Desk, monkeypatch: pytest.Monkey
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     desk.order(site.url(URL))
+    assert_whole(desk)
+
+
+def test_an_address_that_hangs_does_not_hold_up_the_next(
+    site: Site, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # As a name whose IPv6 address leads nowhere: the first address neither accepts nor refuses.
+    with socket.socket() as deaf, contextlib.ExitStack() as callers:
+        deaf.bind(("127.0.0.2", site.port))
+        deaf.listen(0)
+        # Fill its queue; from then on it ignores who calls.
+        for _ in range(3):
+            caller = callers.enter_context(socket.socket())
+            caller.setblocking(False)
+            caller.connect_ex(("127.0.0.2", site.port))
+        kind = (socket.AF_INET, socket.SOCK_STREAM, 6, "")
+        monkeypatch.setattr(
+            socket,
+            "getaddrinfo",
+            lambda host, port, **_: [(*kind, ("127.0.0.2", port)), (*kind, ("127.0.0.1", port))],
+        )
+        # With such a time-out, waiting for the deaf address would never end.
+        desk.settings = dataclasses.replace(desk.settings, timeout=3600)
+        desk.order(site.url(URL).replace("127.0.0.1", "two-addresses.invalid"), connections=1)
+    assert_whole(desk)
+
+
+@pytest.fixture
+def secure_site() -> Iterator[Site]:
+    made = Site({URL: CONTENT})
+    made.start((str(FIXTURES / "server.crt"), str(FIXTURES / "server.key")))
+    yield made
+    made.stop()
+
+
+def test_an_own_ca(secure_site: Site, desk: Desk) -> None:
+    report = desk.order(secure_site.url(URL))
+    assert_refused(desk, report, "source_unreachable")
+    assert "certificate is not trusted" in report.faults[0].message
+    desk.settings = dataclasses.replace(desk.settings, ca_path=str(FIXTURES / "server.crt"))
+    desk.order(secure_site.url(URL))
     assert_whole(desk)
