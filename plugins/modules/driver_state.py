@@ -75,7 +75,7 @@ verdict:
   description:
     - What has to be done first, one of V(no_gpu), V(repair_packages), V(wrong_flavour), V(not_installed), V(mixed_branches),
       V(blacklist_nouveau), V(enroll_key), V(rebuild_module), V(reinstall), V(reboot_required), V(load_module),
-      V(fix_fabric_manager), V(replace_hardware), V(reset_gpu), V(ok). The order of this list decides when several apply.
+      V(fix_fabric_manager), V(replace_hardware), V(reset_gpu), V(unknown), V(ok). The order of this list decides when several apply.
   returned: always
   type: str
   sample: reboot_required
@@ -90,6 +90,12 @@ remedy:
   type: list
   elements: str
   sample: [reboot]
+unknown:
+  description: Parts that could not be looked at at all (a report of a part of a machine); they are not taken for absent.
+  returned: always
+  type: list
+  elements: str
+  sample: []
 gpus:
   description: NVIDIA GPUs on the PCI bus, with C(bus_id), C(pci_id) and the kernel C(driver) bound to each (null for none).
   returned: always

@@ -33,6 +33,12 @@ FAULTS = Catalogue(
             "no NVIDIA GPU (class 0300 or 0302 of vendor 10de) is on the PCI bus",
         ),
         FaultKind(
+            "driver_state_unknown",
+            "critical",
+            "Nothing that tells about the driver could be read, so there is nothing to judge.",
+            "neither /sys/bus/pci/devices nor /proc/driver/nvidia can be read below /tmp/empty",
+        ),
+        FaultKind(
             "driver_packages_broken",
             "critical",
             "dpkg stopped in the middle of a driver or kernel package; every later apt run fails.",
@@ -194,6 +200,7 @@ VERDICTS = (
     "fix_fabric_manager",
     "replace_hardware",
     "reset_gpu",
+    "unknown",
     "ok",
 )
 
@@ -271,6 +278,7 @@ class DriverState:
     log_source: str | None = None
     log_error: str | None = None
     distribution: str = ""
+    unknown: list[str] = field(default_factory=list)
 
     @property
     def userland(self) -> str | None:
@@ -305,6 +313,14 @@ def read(machine: Machine, look_into_initramfs: bool | None = None) -> DriverSta
     elif state.kernels.next:
         state.module_next = modinfo.on_disk(machine, state.kernels.next)
     state.libraries = libraries(machine)
+    # A report can hold a part of a machine only: what was not looked at is not absent.
+    for what, folders in (
+        ("PCI bus", ("/sys/bus/pci/devices",)),
+        ("libraries", _LIBRARY_FOLDERS),
+        ("kernel", ("/proc/sys/kernel/osrelease",)),
+    ):
+        if not any(machine.exists(folder) for folder in folders):
+            state.unknown.append(what)
     state.packages = packages.installed_packages(machine)
     state.pins = packages.pins(machine)
     answer = machine.run(["dkms", "status"])
@@ -496,7 +512,15 @@ class _Findings:
 def judge(state: DriverState) -> Judgement:
     """Every fault, and one verdict: what has to be done first."""
     found = _Findings()
-    if not state.gpus and state.loaded.version is None:
+    if "PCI bus" in state.unknown and state.loaded.version is None:
+        found.add(
+            "driver_state_unknown",
+            "sysroot",
+            "neither /sys/bus/pci/devices nor /proc/driver/nvidia can be read",
+            ["name the root of a machine or of a capture as sysroot"],
+            "unknown",
+        )
+    elif not state.gpus and state.loaded.version is None:
         found.add(
             "driver_without_gpu_on_bus",
             "PCI bus",
@@ -516,7 +540,10 @@ def judge(state: DriverState) -> Judgement:
         if verdict in found.verdicts:
             reason, remedy = found.verdicts[verdict]
             return Judgement(verdict, reason, remedy, by_severity(found.faults))
-    return Judgement("ok", f"driver {state.loaded.version} is loaded and installed", [], by_severity(found.faults))
+    reason = f"driver {state.loaded.version} is loaded and installed"
+    if state.unknown:
+        reason = f"driver {state.loaded.version} is loaded; not known: {', '.join(state.unknown)}"
+    return Judgement("ok", reason, [], by_severity(found.faults))
 
 
 def _judge_packages(state: DriverState, found: _Findings) -> None:
@@ -638,6 +665,10 @@ def _judge_versions(state: DriverState, found: _Findings) -> None:
     """Loaded, on disk and libraries against each other."""
     kernel = state.kernels.next
     module, library, running = state.module_next, state.userland, state.loaded.version
+    if "libraries" in state.unknown:
+        if module is not None:
+            _judge_loaded(state, found, module)
+        return
     if library is None and module is None and state.module_running is None and running is None:
         if state.gpus:
             found.add(
@@ -904,6 +935,7 @@ def as_results(state: DriverState, judgement: Judgement) -> dict[str, Any]:
         "verdict": judgement.verdict,
         "reason": judgement.reason,
         "remedy": judgement.remedy,
+        "unknown": state.unknown,
         "gpus": state.gpus,
         "loaded": asdict(state.loaded),
         "kernels": state.kernels.as_dict(),

@@ -202,8 +202,8 @@ class UsageError(Exception):
     """A control command that cannot be done; the text says what to write instead."""
 
 
-def new_state(profile: str, driver: str | None, sysroot: str) -> dict[str, Any]:
-    """The state of a healthy, idle machine of that profile."""
+def new_state(profile: str, driver: str | None, sysroot: str, kernel: str | None = None) -> dict[str, Any]:
+    """The state of a healthy, idle machine of that profile; ``kernel`` null means the real machine's kernels."""
     if profile not in PROFILES:
         raise UsageError(f"unknown profile {profile!r}; known: {', '.join(PROFILES)}")
     machine = PROFILES[profile]
@@ -238,7 +238,7 @@ def new_state(profile: str, driver: str | None, sysroot: str) -> dict[str, Any]:
         "engines": DEFAULT_ENGINES,
         "faults": [],
         "sysroot": sysroot,
-        "kernel": None,
+        "kernel": kernel,
     }
 
 
@@ -1997,7 +1997,10 @@ def _fill_sysroot(root: Path, state: dict[str, Any]) -> None:
     _mirror(root, "", lambda name: name in overlaid)
     for path in ("lib", "usr"):
         _mirror(root, path, lambda name: name in {"modules", "lib64"})
-    _mirror(root, "lib/modules", lambda name: False)
+    if state["kernel"]:
+        _write_kernel(root, state)
+    else:
+        _mirror(root, "lib/modules", lambda name: False)
     _mirror(root, "usr/lib64", lambda name: False)
     _mirror(root, "proc", lambda name: name.isdigit() or name in {"modules", "driver"})
     _mirror(root, "proc/driver", lambda name: name == "nvidia")
@@ -2011,6 +2014,18 @@ def _fill_sysroot(root: Path, state: dict[str, Any]) -> None:
     _write_driver(root, state)
     _write_devices(root, state)
     _put(root, "dev/kmsg", kernel_log(state))
+
+
+def _write_kernel(root: Path, state: dict[str, Any]) -> None:
+    """A kernel of the simulated machine's own, in place of those of the real one."""
+    kernel = state["kernel"]
+    for path, hidden in (("proc/sys", "kernel"), ("proc/sys/kernel", "osrelease")):
+        _mirror(root, path, hidden.__eq__)
+    _put(root, "proc/sys/kernel/osrelease", f"{kernel}\n")
+    (root / "boot").unlink(missing_ok=True)
+    _put(root, f"boot/vmlinuz-{kernel}", "")
+    nouveau = "kernel/drivers/gpu/drm/nouveau/nouveau.ko:\n" if faults(state, "nouveau") else ""
+    _put(root, f"lib/modules/{kernel}/modules.dep", nouveau)
 
 
 def _is_real_nvidia(name: str) -> bool:
@@ -2088,13 +2103,15 @@ def _write_installed(root: Path, state: dict[str, Any], built: bool) -> None:
     if not built:
         return
     image = module_image(version, "Dual MIT/GPL" if flavour(state) == "open" else "NVIDIA")
-    kernels = {os.uname().release}
-    kernels |= {path.name.removeprefix("vmlinuz-") for path in Path("/boot").glob("vmlinuz-*")}
+    kernels = {state["kernel"] or os.uname().release}
+    if not state["kernel"]:
+        kernels |= {path.name.removeprefix("vmlinuz-") for path in Path("/boot").glob("vmlinuz-*")}
     for kernel in sorted(kernels):
         folder = f"lib/modules/{kernel}"
         if any(Path("/", folder).glob("updates/dkms/nvidia*.ko*")):
             continue
-        _mirror(root, folder, lambda name: name == "updates")
+        if not state["kernel"]:
+            _mirror(root, folder, lambda name: name == "updates")
         for name in ("nvidia", "nvidia-uvm", "nvidia-modeset", "nvidia-drm"):
             _put(root, f"{folder}/updates/dkms/{name}.ko", image)
 
@@ -2357,6 +2374,7 @@ def control(words: Sequence[str]) -> int:
     install.add_argument("--driver", metavar="VERSION", help="driver version (default: the profile's)")
     install.add_argument("--state", metavar="FILE", default=argparse.SUPPRESS, help="state file")
     install.add_argument("--sysroot", metavar="DIR", help=f"simulated root (default {DEFAULT_SYSROOT})")
+    install.add_argument("--kernel", metavar="RELEASE", help="kernel release (default: the real machine's)")
     install.add_argument("--persistence", action="store_true", help="persistence mode is on")
     fault = commands.add_parser(
         "fault",
@@ -2389,7 +2407,7 @@ def _control(path: Path, options: argparse.Namespace) -> int:
     if options.command == "install":
         # A state file of one's own gets a root of one's own beside it.
         beside = DEFAULT_SYSROOT if path == Path(DEFAULT_STATE) else str(path.resolve().parent / "sysroot")
-        state = new_state(options.profile, options.driver, options.sysroot or beside)
+        state = new_state(options.profile, options.driver, options.sysroot or beside, options.kernel)
         for gpu in state["gpus"]:
             gpu["persistence"] = options.persistence
         save_state(path, state)

@@ -23,7 +23,8 @@ class Built:
         self.records: list[dict] = []
         self.stanzas: list[str] = []
         (root / "commands").mkdir()
-        (root / "sys/firmware").mkdir(parents=True)
+        for folder in ("sys/firmware", "sys/bus/pci/devices", "usr/lib"):
+            (root / folder).mkdir(parents=True)
         self.file("proc/sys/kernel/osrelease", f"{KERNEL}\n")
         self.file("etc/os-release", 'ID=ubuntu\nVERSION_ID="22.04"\n')
         self.file("dev/kmsg", "")

@@ -35,6 +35,22 @@ def test_machine_without_a_gpu(machine):
     assert codes(judgement) == ["driver_without_gpu_on_bus"]
 
 
+def test_root_that_holds_nothing_is_unknown_and_not_without_gpus(tmp_path):
+    state = driver.read(Machine(str(tmp_path)))
+    judgement = driver.judge(state)
+    assert judgement.verdict == "unknown"
+    assert codes(judgement)[0] == "driver_state_unknown"
+    assert state.unknown == ["PCI bus", "libraries", "kernel"]
+
+
+def test_parts_that_a_report_does_not_hold_are_not_taken_for_absent(machine):
+    machine.gpu(device="2335", bound="nvidia").loaded("580.159.04", "open")
+    (machine.root / "usr/lib").rmdir()
+    _, judgement = machine.judged()
+    assert judgement.verdict == "ok"
+    assert judgement.reason == "driver 580.159.04 is loaded; not known: libraries"
+
+
 def test_nothing_installed(machine):
     _, judgement = machine.gpu().gpu("0000:1c:00.0").judged()
     assert judgement.verdict == "not_installed"
