@@ -125,7 +125,8 @@ def _query_living(
             return merged, listing
         known = dict.fromkeys(living)
         part, listing = _query(smi, request, ("-i", ",".join(living)))
-        if part.completed.missing:
+        if part.state is not None:
+            # Not in the capture, timed out, or "No devices were found": the lost card remains what is known.
             return merged, Listing()
         merged = merged.joined(part)
         if listing.gpus or not part.lost:

@@ -198,12 +198,13 @@ def _judge_mesh(
                 )
             )
     if request.min_links_per_pair:
+        weak: list[Fault] = []
         for pair in pairs:
             if pair.nvlinks is None or pair.nvlinks >= request.min_links_per_pair:
                 continue
             if pair.nvlinks == 0 and request.require != "any":
                 continue  # said above, or allowed between islands
-            faults.append(
+            weak.append(
                 GPU.fault(
                     "nvlink_too_few_links",
                     f"GPU{pair.a}-GPU{pair.b}",
@@ -212,6 +213,7 @@ def _judge_mesh(
                     "`min_links_per_pair`",
                 )
             )
+        faults.extend(nvlink.merged(weak))
     return faults
 
 

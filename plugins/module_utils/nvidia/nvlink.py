@@ -129,7 +129,7 @@ def parse(text: str) -> Status:
 
 
 def _link(number: int, text: str) -> Link | None:
-    bare = text.strip("<>[] ").lower()
+    bare = text.replace("&lt;", "<").replace("&gt;", ">").strip("<>[] ").lower()
     if bare in {"inactive", "disabled", "down"}:
         return Link(number, False, None)
     if match := _RATE.match(text):
@@ -195,7 +195,7 @@ def judge(status: Status, gpus: Sequence[int], pairs: Iterable[Pair], require_ac
                 "compare with the vendor's documentation; `min_links_per_pair` asks for a number of links between GPUs",
             )
         )
-    faults = _merged(faults)
+    faults = merged(faults)
     faults.extend(_slow(present))
     faults.extend(status.faults)
     if status.elided:
@@ -206,7 +206,7 @@ def judge(status: Status, gpus: Sequence[int], pairs: Iterable[Pair], require_ac
     return faults
 
 
-def _merged(faults: Iterable[Fault]) -> list[Fault]:
+def merged(faults: Iterable[Fault]) -> list[Fault]:
     """One fault for all cards about which the same is said."""
     subjects: dict[tuple[str, str, str], list[str]] = {}
     for fault in faults:

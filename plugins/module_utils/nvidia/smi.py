@@ -24,7 +24,7 @@ _CONDITIONS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
         "no_driver",
         "no_driver",
         re.compile(
-            r"couldn'?t communicate with the NVIDIA driver|Failed to initialize NVML: Driver Not Loaded"
+            r"couldn['\u2019]?t communicate with the NVIDIA driver|Failed to initialize NVML: Driver Not Loaded"
             r"|NVIDIA (?:kernel )?driver is not loaded|Driver is not loaded",
             re.IGNORECASE,
         ),
@@ -43,7 +43,10 @@ _CONDITIONS: tuple[tuple[str, str, re.Pattern[str]], ...] = (
     (
         "nvml_unavailable",
         "no_driver",
-        re.compile(r"Failed to initialize NVML: (?!GPU is lost)|NVML.*(?:insufficient permission)", re.IGNORECASE),
+        re.compile(
+            r"Failed to initialize NVML: (?!GPU is lost)|NVML.*insufficient permission|NVIDIA-SMI has failed because",
+            re.IGNORECASE,
+        ),
     ),
 )
 

@@ -22,7 +22,7 @@ from .values import clean, reading
 PATHS = ("nvlink", "pix", "pxb", "phb", "node", "sys", "soc", "self", "unknown")
 
 _LINK_WORD = r"NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|X"
-_PEER_WORD = r"OK|CNS|GNS|TNS|NS|U|X"
+_PEER_WORD = r"OK|CNS|GNS|TNS|NS|DR|U|X"
 _LINK = re.compile(rf"(?:{_LINK_WORD})")
 _LINKS = re.compile(rf"(?:{_LINK_WORD})+")
 _PEER = re.compile(rf"(?:{_PEER_WORD})")
@@ -40,6 +40,7 @@ _NIC_NAMES = re.compile(r"NIC\d+|mlx\d+_(?:bond_?)?\d+|[A-Za-z][A-Za-z_.:-]*\d[\
 #: What is left of the affinity headers when a line was cut off.
 _HEADER_REST = re.compile(r"(?:CPU|NUMA|GPU|ID|A(?:f(?:f(?:i(?:n(?:i(?:ty?)?)?)?)?)?)?)")
 _NIC_LEGEND = re.compile(r"(?:^|[^\w\n])(NIC\d+)[ \t]*:[ \t]*(\S+)[ \t]*$", re.MULTILINE)
+_BORDER = re.compile(r"[|\u2502\u2503]")
 _CPU_LIST = re.compile(r"\d+(?:-\d+)?(?:,\d+(?:-\d+)?)*,?")
 
 
@@ -118,7 +119,7 @@ class _Header:
 
 def parse(text: str) -> list[Matrix]:
     """Every matrix in ``text``, link matrices and peer matrices, in the order in which they stand there."""
-    lines = clean(text).split("\n")
+    lines = [_unframed(line) for line in clean(text).split("\n")]
     legend = dict(_NIC_LEGEND.findall("\n".join(lines)))
     matrices = []
     at = 0
@@ -143,6 +144,11 @@ def parse(text: str) -> list[Matrix]:
         tail = "\n".join(lines[at : at + 24])
         matrices.append(_build(header, rows, legend, tail))
     return matrices
+
+
+def _unframed(line: str) -> str:
+    """A line of a table with drawn borders without them, at the same width."""
+    return _BORDER.sub(" ", line) if len(_BORDER.findall(line)) > 2 else line
 
 
 def _is_legend(line: str) -> bool:
@@ -241,8 +247,10 @@ def _build(header: _Header, rows: Sequence[str], legend: dict[str, str], tail: s
 def _looks_like_peer(header: _Header, rows: Sequence[str], tail: str) -> bool:
     """True for ``topo -p2p``: its cells, or for a single GPU (only an X) its legend."""
     words = [word for line in rows for word in line.split()[1:]]
+    if any(_LINK.fullmatch(word) and word != "X" for word in words):
+        return False
     if any(_PEER.fullmatch(word) and word != "X" for word in words):
-        return not any(_LINK.fullmatch(word) and word != "X" for word in words)
+        return True
     return not header.affinities and "= Status Ok" in tail
 
 

@@ -7,7 +7,8 @@ A fixture begins with two lines that are not part of the output::
     # source: where it comes from
     # expect: KIND; key=value; key=value
 
-KIND is topo, p2p, nvlink, csv, xml, error or refused. ``null`` stands for "not known", ``none`` for an empty list.
+KIND is topo, p2p, nvlink, csv, xml, error, refused or help. ``null`` stands for "not known", ``none`` for an empty
+list.
 
 topo: ``gpus`` count; ``pairs`` list of ``A-B:LINK``, where ``all:LINK`` and ``rest:LINK`` stand for pairs not named;
 ``pair A-B``; ``full`` yes, no, single or unknown; ``min`` links; ``islands`` as ``0,1 2,3``; ``nics``; ``cpu``
@@ -16,8 +17,8 @@ separated by ``|`` (``-``: blank); ``numa`` and ``gpu_numa`` separated by ``,``;
 links, ``inactive`` as ``GPU:LINK,LINK``, ``rate`` of every active link in GB/s. csv and xml: ``fields`` of the query
 where the output has no header, ``gpus`` indices, ``usable`` GPUs, ``driver``, ``gpuN.NAME`` a value of GPU N (by index,
 by place where there is no index column), numbers as such, yes/no for switches. error: ``state`` of gpu_inventory,
-``subject`` of the first fault. refused: ``fields``. All: ``faults`` codes, most serious first; ``none`` when the key is
-left out.
+``subject`` of the first fault. refused: ``fields``. help: no key. All: ``faults`` codes, most serious
+first; ``none`` when the key is left out.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ KEYS = {
     "xml": {"gpus", "usable", "driver", "faults"},
     "error": {"state", "subject", "faults"},
     "refused": {"fields"},
+    "help": set(),
 }
 #: Keys with a name in them, by kind.
 OPEN_KEYS = {"topo": ("subset ", "pair "), "csv": ("gpu",), "xml": ("gpu",)}

@@ -565,3 +565,13 @@ def test_cards_of_the_driver(captured: Captured, tmp_path: Path) -> None:
     assert got.driver["gpus"] == [
         {"bus_id": "0000:1a:00.0", "product": "Tesla V100-SXM2-32GB", "uuid": None, "excluded": False}
     ]
+
+
+def test_living_cards_that_do_not_answer_by_name_leave_the_lost_one(captured: Captured) -> None:
+    """``-i`` with cards that the driver does not use prints "No devices were found" and exits 6 (measured, 580)."""
+    lost = "Unable to determine the device handle for GPU0000:1D:00.0: Unknown Error\n"
+    others = f"{COMMAND} -i 0000:1a:00.0,0000:1c:00.0,0000:1e:00.0"
+    got, faults = gpu_report.report(
+        captured({COMMAND: (6, lost), others: (6, "No devices were found\n")}, pci=PCI), EVERYTHING
+    )
+    assert (got.state, got.gpu_count, codes(faults)) == ("gpu_lost", None, ["gpu_lost"])

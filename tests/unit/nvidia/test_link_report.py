@@ -99,7 +99,7 @@ def test_islands(captured: Captured) -> None:
 def test_fewest_links_of_a_pair(captured: Captured) -> None:
     mixed = recorded("topo-v100x4-p3.8xlarge-mixed-nv1-nv2")
     _, faults = report(captured, mixed, require="full_mesh", min_links_per_pair=2, require_active_links=False)
-    assert [fault.subject for fault in faults] == ["GPU0-GPU1", "GPU0-GPU2", "GPU1-GPU3"]
+    assert [fault.subject for fault in faults] == ["GPU0-GPU1, GPU0-GPU2, GPU1-GPU3"]
     assert set(codes(faults)) == {"nvlink_too_few_links"}
     assert report(captured, mixed, require="full_mesh", min_links_per_pair=1, require_active_links=False)[1] == []
 
@@ -109,7 +109,7 @@ def test_links_between_islands_are_not_asked_of_islands(captured: Captured) -> N
     wanted = {"require": "islands", "island_size": 2, "min_links_per_pair": 3, "require_active_links": False}
     assert report(captured, power9, **wanted)[1] == []
     _, faults = report(captured, power9, require="any", min_links_per_pair=3, require_active_links=False)
-    assert len(faults) == 4
+    assert [fault.subject for fault in faults] == ["GPU0-GPU2, GPU0-GPU3, GPU1-GPU2, GPU1-GPU3"]
 
 
 def test_ids_of_a_subset(captured: Captured) -> None:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -198,6 +199,13 @@ def test_error_text_is_its_own_fault_whatever_the_exit_status(recorded: Recorded
     links, link_faults = link_report.report(smi, link_report.LinkRequest())
     assert (links.gpu_count, links.pairs, links.fully_connected, links.min_links) == (None, [], None, None)
     assert codes(link_faults)[0] == (recorded.faults()[0] if got.state != "unparsable" else "topology_unavailable")
+
+
+@pytest.mark.parametrize("recorded", load("help"), ids=by_name)
+def test_a_current_driver_knows_every_field_that_is_asked_for(recorded: Recorded) -> None:
+    """So that one process is enough: branches 535 to 610 take the first form of the query."""
+    known = set(re.findall(r'"([\w.]+)"', recorded.output))
+    assert [item.query for item in inventory.FIELDS if item.query not in known] == []
 
 
 @pytest.mark.parametrize("recorded", load("refused"), ids=by_name)

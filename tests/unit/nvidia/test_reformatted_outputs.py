@@ -27,6 +27,15 @@ def prefixed(prefix: str) -> Callable[[str], str]:
     return lambda text: "".join(prefix + line for line in text.splitlines(keepends=True))
 
 
+def drawn(text: str) -> str:
+    """Cells between bars, as in a table of a ticket; the first column is blank in the header."""
+    lines = []
+    for line in text.split("\n"):
+        cells = re.split(r"\t+| {2,}", line.strip())
+        lines.append(f"| {' | '.join(cells)} |" if re.fullmatch(r"(?:GPU|NIC|mlx)\w+", cells[0]) else line)
+    return "\n".join(lines)
+
+
 REFORMATTED: dict[str, Callable[[str], str]] = {
     "windows line ends": lambda text: text.replace("\n", "\r\n"),
     "old mac line ends": lambda text: text.replace("\n", "\r"),
@@ -39,6 +48,7 @@ REFORMATTED: dict[str, Callable[[str], str]] = {
     "coloured cells": colour_everything,
     "colours without escape character": lambda text: colour_everything(text).replace(ESC, ""),
     "text around": lambda text: f"root@host:~# nvidia-smi topo -m\n{text}\nroot@host:~# uptime\n 10:00 up 3 days\n",
+    "drawn as a table": drawn,
     "in a code block": lambda text: f"```\n{text}```\n",
     "trailing blanks": lambda text: text.replace("\n", "   \n"),
     "no-break spaces": lambda text: text.replace(" ", "\xa0"),
