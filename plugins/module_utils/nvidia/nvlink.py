@@ -167,7 +167,8 @@ def judge(status: Status, gpus: Sequence[int], pairs: Iterable[Pair], require_ac
         return []
     faults: list[Fault] = []
     present = [item for item in status.gpus if item.gpu in set(gpus)]
-    most = _most_active(present)
+    # Siblings are witnesses whether they are in use or not.
+    most = _most_active(status.gpus)
     alike: list[GpuLinks] = []
     for item in present:
         best = most.get(item.product, 0)
@@ -175,7 +176,7 @@ def judge(status: Status, gpus: Sequence[int], pairs: Iterable[Pair], require_ac
             if best or wired.get(item.gpu):
                 faults.append(_unknown(f"GPU{item.gpu}", "no link state, although it or its siblings have NVLinks"))
             continue
-        siblings = sum(1 for other in present if other.product == item.product)
+        siblings = sum(1 for other in status.gpus if other.product == item.product)
         if item.active < best:
             faults.append(_inactive(item, best))
         elif item.expected is not None and item.active < item.expected:

@@ -188,6 +188,13 @@ def test_a_bridge_with_a_dead_link(captured: Captured) -> None:
     assert [(fault.code, fault.subject) for fault in faults] == [("nvlink_inactive", "GPU1")]
 
 
+def test_a_sibling_that_is_not_in_use_is_a_witness_all_the_same(captured: Captured) -> None:
+    status = states([UP, UP], [UP, None], product="Quadro RTX 8000")
+    _, faults = report(captured, matrix(2, {(0, 1): "NV1"}), status, gpus=["1"])
+    assert [(fault.code, fault.subject) for fault in faults] == [("nvlink_inactive", "GPU1")]
+    assert report(captured, matrix(2, {(0, 1): "NV1"}), status, gpus=["0"])[1] == []
+
+
 def test_a_slow_link(captured: Captured) -> None:
     status = states([UP] * 5 + [12.891], SIX, SIX, SIX)
     _, faults = report(captured, FOUR, status)
