@@ -188,7 +188,7 @@ def test_one_changed_cell_is_never_believed(recorded: Recorded, data: st.DataObj
     found = [
         index
         for index, line in enumerate(lines)
-        if re.match(rf"[\s*]*GPU{row}\s+\S", line) and not re.match(rf"[\s*]*GPU{row}\s*GPU", line)
+        if re.match(rf"[\s*|]*GPU{row}[\s|]+\S", line) and not re.match(rf"[\s*|]*GPU{row}[\s|]*GPU", line)
     ]
     line = lines[found[-1]]
     cells = list(re.finditer(r"(?<![\w-])(?:NV\d+|SYS|NODE|PHB|PXB|PIX|SOC|X)(?![\w-])", line))
@@ -205,7 +205,7 @@ def test_one_changed_cell_is_never_believed(recorded: Recorded, data: st.DataObj
 @given(st.sampled_from(MATRICES), st.data())
 def test_a_missing_row_is_never_overlooked(recorded: Recorded, data: st.DataObject) -> None:
     lines = clean(recorded.output).split("\n")
-    row = re.compile(r"[\s*]*GPU\d+\s+(?:X|NV\d|SYS|P[IXH]|NODE|SOC)")
+    row = re.compile(r"[\s*|]*GPU\d+[\s|]+(?:X|NV\d|SYS|P[IXH]|NODE|SOC)")
     rows = [index for index, line in enumerate(lines) if row.match(line)]
     del lines[data.draw(st.sampled_from(rows))]
     _, faults = topology.link_matrix("\n".join(lines))
