@@ -59,6 +59,8 @@ ALIGNMENT, ROW_PADDING = 128, 512
 PIPELINE_COPIES = 4
 #: Most requests at once that the engine takes (LC src/llama-cparams.h LLAMA_MAX_SEQ).
 MAX_PARALLEL = 256
+#: Most layers that the engine takes (LC src/llama-hparams.h LLAMA_MAX_LAYERS).
+MAX_LAYERS = 512
 #: Largest piece of a top-k sort (LC ggml/src/ggml-cuda/argsort.cu:35).
 SORT_CHUNK = 64 * MIB
 
@@ -152,8 +154,8 @@ def read_facts(header: Header) -> Facts:
     """ValueError for a header that describes no text model."""
     m = _Metadata(header)
     layers = m.number("block_count")
-    if not layers:
-        raise ValueError("the header names no number of layers: this is no text model")
+    if not 0 < layers <= MAX_LAYERS:
+        raise ValueError(f"the header names {layers} layers: this is no text model")
     by_name = {tensor.name: tensor for tensor in header.tensors}
     embedding = by_name.get("token_embd.weight")
     predicted = m.number("nextn_predict_layers")

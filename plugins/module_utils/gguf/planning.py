@@ -113,7 +113,7 @@ def _changes(before: Settings, after: Settings) -> str:
 def load_header(
     location: str, http_headers: Mapping[str, str] | None = None, timeout: float = 30.0
 ) -> tuple[str, Header]:
-    """The header of a catalogue name, path or URL, with the name to show. FaultError with what is wrong with the file."""
+    """The header of a catalogue name, path or URL, and the name to show. FaultError says what is wrong with it."""
     known = find_model(location)
     if known is not None:
         return known.name, known.header()
