@@ -207,7 +207,8 @@ def test_progress_switched_off(site: Site, stage: Stage, value: str) -> None:
 def test_the_variable_wins_and_nonsense_is_named(site: Site, stage: Stage) -> None:
     play = stage.run([download(stage, site.url(URL))], "-e", "volta_progress_interval=soon")
     assert play.rc != 0
-    assert "volta_progress_interval is 'soon'" in play.output
+    # Wrapped and quoted as the callback of each release likes it.
+    assert "volta_progress_interval is 'soon'" in " ".join(play.output.replace("''", "'").split())
 
 
 def test_no_log_leaves_nothing_in_the_output(site: Site, stage: Stage) -> None:
@@ -310,7 +311,7 @@ def processes_of(word: str) -> list[int]:
 
 
 def test_a_user_without_a_place_for_jobs_runs_plainly(site: Site, stage: Stage) -> None:
-    stage.jobs.write_text("a file in the way of the folder")
-    play = stage.run([download(stage, site.url(URL))])
+    stage.jobs.write_text("a file where the folder would be made")
+    play = stage.run([download(stage, site.url(URL))], ANSIBLE_ASYNC_DIR=str(stage.jobs / "async"))
     assert play.rc == 0, play.output
     assert play.results["download"]["changed"] is True
