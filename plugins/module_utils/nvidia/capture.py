@@ -142,8 +142,8 @@ _GPU_LINE = re.compile(
 )
 _MODULE_LINE = re.compile(r"nvidia|nouveau", re.I)
 _CMDLINE = re.compile(
-    r"^(?:BOOT_IMAGE|ro|quiet|nouveau|nvidia|modprobe\.blacklist|module_blacklist|rd\.driver|(?:intel_|amd_)?iommu|pci"
-    r"|pcie_|lockdown|module\.sig)"
+    r"^(?:(?:BOOT_IMAGE|ro|quiet)(?:=|$)|nouveau|nvidia|modprobe\.blacklist=|module_blacklist=|rd\.driver"
+    r"|(?:intel_|amd_)?iommu=|pci=|pcie_|lockdown=|module\.sig)"
 )
 
 
@@ -202,7 +202,7 @@ def _cut_preferences(text: str) -> str:
 
 
 #: Folders with files of other software: those with nothing about GPUs in them are not kept.
-_OTHERS = re.compile(r"^/etc/apt/preferences|modprobe\.d/")
+_OTHERS = re.compile(r"^/etc/apt/preferences|modprobe\.d/|^/etc/ld\.so\.conf")
 #: Files that are cut down: by path, to what is needed of them.
 _CUTS: tuple[tuple[re.Pattern[str], Callable[[str], str]], ...] = (
     (re.compile(r"^/var/lib/dpkg/status$"), _cut_status),
@@ -218,7 +218,7 @@ _CUTS: tuple[tuple[re.Pattern[str], Callable[[str], str]], ...] = (
 )
 #: In long folders only these names matter.
 _NAMES: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] = (
-    (re.compile(r"^/usr/(?:local/)?lib|^/lib/modules/"), re.compile(r"nvidia")),
+    (re.compile(r"^/(?:usr|opt)/.*lib|^/lib/"), re.compile(r"nvidia")),
     (re.compile(r"^/boot$"), re.compile(r"^vmlinu[xz]-")),
 )
 

@@ -321,6 +321,10 @@ def read(machine: Machine, look_into_initramfs: bool | None = None) -> DriverSta
     ):
         if not any(machine.exists(folder) for folder in folders):
             state.unknown.append(what)
+    # A container, or a machine that is booted from outside, has no kernel of its own, hence no module on disk.
+    own_kernel = any(machine.exists(f"/lib/modules/{name}") for name in (state.kernels.running, state.kernels.next))
+    if state.module_running is None and state.module_next is None and not own_kernel:
+        state.unknown.append("module on disk")
     state.packages = packages.installed_packages(machine)
     state.pins = packages.pins(machine)
     answer = machine.run(["dkms", "status"])
@@ -350,10 +354,26 @@ def loaded(machine: Machine) -> Loaded:
     return Loaded(version or None, None)
 
 
+def library_folders(machine: Machine) -> tuple[str, ...]:
+    """Where libraries lie: the usual folders and those of the dynamic linker's configuration.
+
+    Machines whose host hands in the driver keep it elsewhere (measured: /usr/local/nvidia/lib64, named by
+    /etc/ld.so.conf.d).
+    """
+    named = []
+    files = ["/etc/ld.so.conf", *(f"/etc/ld.so.conf.d/{name}" for name in machine.listdir("/etc/ld.so.conf.d"))]
+    for path in files:
+        for line in (machine.read(path) or "").splitlines():
+            folder = line.split("#", 1)[0].strip()
+            if folder.startswith("/") and machine.exists(folder):
+                named.append(folder.rstrip("/"))
+    return tuple(dict.fromkeys((*_LIBRARY_FOLDERS, *named)))
+
+
 def libraries(machine: Machine) -> tuple[str, ...]:
     """Versions of libnvidia-ml on disk, newest first; links like libnvidia-ml.so.1 do not count."""
     found = set()
-    for folder in _LIBRARY_FOLDERS:
+    for folder in library_folders(machine):
         for name in machine.listdir(folder):
             match = _LIBRARY.match(name)
             if match:
@@ -665,9 +685,8 @@ def _judge_versions(state: DriverState, found: _Findings) -> None:
     """Loaded, on disk and libraries against each other."""
     kernel = state.kernels.next
     module, library, running = state.module_next, state.userland, state.loaded.version
-    if "libraries" in state.unknown:
-        if module is not None:
-            _judge_loaded(state, found, module)
+    if "libraries" in state.unknown or ("module on disk" in state.unknown and module is None and library and running):
+        _judge_loaded(state, found, module)
         return
     if library is None and module is None and state.module_running is None and running is None:
         if state.gpus:
@@ -745,7 +764,7 @@ def _judge_loaded(state: DriverState, found: _Findings, module: modinfo.Module |
     running = state.loaded.version
     installed = module.version if module is not None and module.version else state.userland
     if running is None:
-        if state.nouveau.loaded or not state.gpus:
+        if state.nouveau.loaded or not state.gpus or installed is None:
             return
         if state.module_running is None and module is not None:
             found.add(

@@ -40,7 +40,7 @@ def test_root_that_holds_nothing_is_unknown_and_not_without_gpus(tmp_path):
     judgement = driver.judge(state)
     assert judgement.verdict == "unknown"
     assert codes(judgement)[0] == "driver_state_unknown"
-    assert state.unknown == ["PCI bus", "libraries", "kernel"]
+    assert state.unknown == ["PCI bus", "libraries", "kernel", "module on disk"]
 
 
 def test_parts_that_a_report_does_not_hold_are_not_taken_for_absent(machine):
@@ -48,7 +48,26 @@ def test_parts_that_a_report_does_not_hold_are_not_taken_for_absent(machine):
     (machine.root / "usr/lib").rmdir()
     _, judgement = machine.judged()
     assert judgement.verdict == "ok"
-    assert judgement.reason == "driver 580.159.04 is loaded; not known: libraries"
+    assert judgement.reason == "driver 580.159.04 is loaded; not known: libraries, module on disk"
+
+
+def test_driver_handed_in_by_the_host(machine):
+    """Measured on a live machine with two H200: libraries where ld.so.conf.d says, no /lib/modules at all."""
+    machine.gpu(device="2335", bound="nvidia").loaded("580.159.04", "open")
+    machine.file("etc/ld.so.conf.d/nvidia.conf", "# driver\n/usr/local/nvidia/lib64\n/usr/local/nvidia/lib\n")
+    machine.file("usr/local/nvidia/lib64/libnvidia-ml.so.580.159.04")
+    state, judgement = machine.judged()
+    assert state.libraries == ("580.159.04",)
+    assert judgement.verdict == "ok"
+    assert judgement.reason == "driver 580.159.04 is loaded; not known: module on disk"
+
+
+def test_driver_handed_in_by_the_host_in_another_version(machine):
+    machine.gpu(device="2335", bound="nvidia").loaded("580.159.04", "open")
+    machine.file("etc/ld.so.conf.d/nvidia.conf", "/usr/local/nvidia/lib64\n")
+    machine.file("usr/local/nvidia/lib64/libnvidia-ml.so.580.178.03")
+    _, judgement = machine.judged()
+    assert judgement.verdict == "reboot_required"
 
 
 def test_nothing_installed(machine):
