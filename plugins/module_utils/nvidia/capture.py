@@ -208,7 +208,11 @@ _CUTS: tuple[tuple[re.Pattern[str], Callable[[str], str]], ...] = (
     (re.compile(r"^/var/lib/dpkg/status$"), _cut_status),
     (re.compile(r"^/var/log/apt/history\.log"), _cut_history),
     (re.compile(r"^/lib/modules/[^/]+/modules\.dep$"), lambda text: _lines(text, _MODULE_LINE)),
-    (re.compile(r"^/proc/modules$"), lambda text: _lines(text, _MODULE_LINE)),
+    # Where the kernel put its modules is nobody's business.
+    (
+        re.compile(r"^/proc/modules$"),
+        lambda text: re.sub(r"0x[0-9a-f]{16}", "0x" + "0" * 16, _lines(text, _MODULE_LINE)),
+    ),
     (re.compile(r"^/proc/cmdline$"), lambda text: " ".join(w for w in text.split() if _CMDLINE.match(w)) + "\n"),
     (re.compile(r"^/boot/grub2?/grub\.cfg$"), _cut_grub),
     (re.compile(r"^/boot/grub2?/grubenv$"), lambda text: _lines(text, re.compile(r"^(?:saved_entry|next_entry)="))),
@@ -218,7 +222,8 @@ _CUTS: tuple[tuple[re.Pattern[str], Callable[[str], str]], ...] = (
 )
 #: In long folders only these names matter.
 _NAMES: tuple[tuple[re.Pattern[str], re.Pattern[str]], ...] = (
-    (re.compile(r"^/(?:usr|opt)/.*lib|^/lib/"), re.compile(r"nvidia")),
+    (re.compile(r"^/lib/modules/"), re.compile(r"nvidia")),
+    (re.compile(r"^/(?:usr|opt)/.*lib|^/lib/"), re.compile(r"^libnvidia-ml\.so")),
     (re.compile(r"^/boot$"), re.compile(r"^vmlinu[xz]-")),
 )
 

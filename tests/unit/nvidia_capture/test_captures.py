@@ -67,9 +67,10 @@ def test_driver_state_reads_the_capture(name):
 
 def test_what_the_live_capture_does_not_hold_is_unknown():
     state = driver.read(Machine(str(CAPTURES / "h200x2-live")))
-    assert state.unknown == ["libraries", "kernel"]
+    assert state.unknown == ["module on disk"]
     assert state.loaded == driver.Loaded("580.159.04", "open")
-    assert "not known: libraries, kernel" in driver.judge(state).reason
+    assert state.userland == "580.159.04"
+    assert driver.judge(state).reason == "driver 580.159.04 is loaded; not known: module on disk"
 
 
 @pytest.mark.parametrize("name", EXPECTED)
