@@ -11,11 +11,25 @@ from __future__ import annotations
 import os
 import struct
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT / ".collections"))
+
+
+def _collections() -> Path:
+    """Where ansible_collections can be imported from. A copy of the tree may have lost the links of .collections."""
+    usual = ROOT / ".collections"
+    if (usual / "ansible_collections/volta/llm/plugins/module_utils").is_dir():
+        return usual
+    folder = Path(tempfile.mkdtemp(prefix="volta-collections-"))
+    (folder / "ansible_collections/volta").mkdir(parents=True)
+    (folder / "ansible_collections/volta/llm").symlink_to(ROOT, target_is_directory=True)
+    return folder
+
+
+sys.path.insert(0, str(_collections()))
 
 from ansible_collections.volta.llm.plugins.module_utils.gguf.reader import Header
 from ansible_collections.volta.llm.plugins.module_utils.gguf.shapes import header_of

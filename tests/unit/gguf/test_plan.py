@@ -564,3 +564,10 @@ def test_rows_are_padded_on_the_gpu() -> None:
     tensor = Tensor("blk.0.x.weight", (640, 4), TENSOR_TYPE_BY_NAME["q5_0"])
     assert tensor.bytes == 20 * 22 * 4
     assert plan._on_gpu(tensor) == plan._pad(tensor.bytes + 12 * 22, 128)
+
+
+def test_models_page_is_the_catalogue() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "docs" / "generate_models.py"), "--check"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
