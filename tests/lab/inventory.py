@@ -1,14 +1,15 @@
 # Copyright: The volta.llm authors
 # GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""The connection details of a lab's machines, as an inventory file for Ansible."""
+"""The connection details of a lab's machines, as an inventory file for Ansible.
+
+PyYAML is imported where it is used: `make os-packages` runs this package with a Python that has nothing installed.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from tests.lab.errors import LabError
 
@@ -44,12 +45,16 @@ def render(
             "vars": group_vars,
         }
     }
+    import yaml
+
     head = f"---\n# Written by `python -m tests.lab up {lab}`, removed by `python -m tests.lab down {lab}`.\n"
     return head + str(yaml.safe_dump(content, sort_keys=False, width=1000))
 
 
 def parse_variables(pairs: Sequence[str]) -> dict[str, Any]:
     """``name=value`` pairs as variables; a value is read as YAML, so 2 is a number and true a boolean."""
+    import yaml
+
     variables: dict[str, Any] = {}
     for pair in pairs:
         name, separator, value = pair.partition("=")

@@ -4,6 +4,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from tests.lab import deps
@@ -48,3 +52,12 @@ def test_missing_packages_are_named_at_once(monkeypatch: pytest.MonkeyPatch) -> 
 
     with pytest.raises(LabError, match=r"podman \(runs the machines\), crun .*deps --install"):
         deps.require()
+
+
+def test_the_command_line_starts_on_a_python_with_nothing_installed() -> None:
+    code = "import sys; sys.modules['yaml'] = None; from tests.lab.cli import main; sys.exit(main(['deps', '--help']))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=Path(__file__).parents[3], capture_output=True, text=True, check=False
+    )
+
+    assert done.returncode == 0, done.stderr
