@@ -127,10 +127,10 @@ def _image_options(one: argparse.ArgumentParser) -> None:
 
 
 def do_deps(options: argparse.Namespace) -> int:
-    absent = deps.missing()
+    absent = deps.missing((*deps.NEEDS, *deps.DEVELOPMENT))
     if absent and options.install:
         deps.install(absent)
-        absent = deps.missing()
+        absent = deps.missing((*deps.NEEDS, *deps.DEVELOPMENT))
     for need in absent:
         print(f"{need.package}: {need.why}")
     if not absent:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -22,12 +23,13 @@ APT_OPTIONS = ("--yes", "--no-install-recommends", "-o", "DPkg::Lock::Timeout=30
 
 @dataclass(frozen=True)
 class Need:
-    """``package`` brings one of ``files`` (paths) or ``program`` (found on PATH). ``why`` in a few words."""
+    """``package`` brings one of ``files`` (paths), ``program`` (found on PATH) or ``module`` (of this Python)."""
 
     package: str
     why: str
     program: str | None = None
     files: tuple[str, ...] = ()
+    module: str | None = None
 
 
 NEEDS = (
@@ -48,6 +50,16 @@ NEEDS = (
     Need("ca-certificates", "HTTPS", files=("/etc/ssl/certs/ca-certificates.crt",)),
 )
 
+#: For the development environment and the tests, not for a lab.
+DEVELOPMENT = (
+    Need("python3-venv", "the development environment", module="ensurepip"),
+    Need("git", "the checkout", program="git"),
+    Need("cmake", "tests of the build", program="cmake"),
+    Need("ninja-build", "tests of the build", program="ninja"),
+    Need("g++", "tests of the build", program="c++"),
+    Need("shellcheck", "checks shell scripts", program="shellcheck"),
+)
+
 
 def _which(program: str) -> bool:
     # What root needs may be outside an ordinary user's PATH.
@@ -60,12 +72,17 @@ def missing(
     *,
     has_program: Callable[[str], bool] = _which,
     has_file: Callable[[str], bool] = lambda path: Path(path).exists(),
+    has_module: Callable[[str], bool] = lambda name: importlib.util.find_spec(name) is not None,
 ) -> list[Need]:
     """What is not there."""
     return [
         need
         for need in needs
-        if not ((need.program is not None and has_program(need.program)) or any(has_file(file) for file in need.files))
+        if not (
+            (need.program is not None and has_program(need.program))
+            or (need.module is not None and has_module(need.module))
+            or any(has_file(file) for file in need.files)
+        )
     ]
 
 

@@ -28,6 +28,8 @@ def render(
     variables: Mapping[str, Any] | None = None,
 ) -> str:
     """The inventory's text. ``hosts``: address by machine name; ``variables`` are added to the group's."""
+    import yaml
+
     group_vars: dict[str, Any] = {
         "ansible_user": "root",
         "ansible_ssh_private_key_file": str(key),
@@ -45,8 +47,6 @@ def render(
             "vars": group_vars,
         }
     }
-    import yaml
-
     head = f"---\n# Written by `python -m tests.lab up {lab}`, removed by `python -m tests.lab down {lab}`.\n"
     return head + str(yaml.safe_dump(content, sort_keys=False, width=1000))
 

@@ -32,6 +32,13 @@ def test_a_program_in_another_place_counts() -> None:
     assert "conmon" in [need.package for need in absent]
 
 
+def test_a_module_of_this_python_counts() -> None:
+    venv = [need for need in deps.DEVELOPMENT if need.package == "python3-venv"]
+
+    assert deps.missing(tuple(venv), has_file=lambda path: False, has_module=lambda name: name == "ensurepip") == []
+    assert deps.missing(tuple(venv), has_file=lambda path: False, has_module=lambda name: False) == venv
+
+
 @pytest.mark.parametrize(
     ("text", "version"), [("podman version 4.3.1", (4, 3)), ("podman version 5.4.2-dev", (5, 4)), ("what", None)]
 )
