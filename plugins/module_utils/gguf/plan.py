@@ -477,6 +477,9 @@ def _compute(facts: Facts, settings: Settings, placed: Sequence[int], gpus: int)
         attention_per_pair = 6
     base = (profile.base_piped if piped else profile.base) * tokens
     attention = (profile.attention_piped if piped else profile.attention) * tokens
+    if settings.cache_type_k != settings.cache_type_v:
+        # Profiles were taken with equal types; of different ones the engine was seen to need up to this.
+        attention = max(attention, base * 21 // 20)
     attention_2 = profile.attention_2 * tokens + (
         (profile.attention_piped - profile.attention) * tokens if piped else 0
     )

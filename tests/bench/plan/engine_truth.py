@@ -100,8 +100,9 @@ def measure(config: dict[str, Any], binaries: Path, work: Path, model: Path) -> 
         *(str(binaries / "llama-server"), "--no-warmup", "-lv", "4", "-m", str(model), "--device", names),
         *("--port", str(free_port()), "-fit", "off", "-c", str(config["context"]), "-np", str(config["slots"])),
         *("-ub", str(config["ubatch"]), "-b", str(max(2048, config["ubatch"]))),
-        *("-ctk", config["cache"], "-ctv", config["cache"], "-fa", "on"),
+        *("-ctk", config["cache"], "-ctv", config.get("cache_v", config["cache"]), "-fa", "on"),
         *(["--kv-unified"] if config.get("unified") else ["--no-kv-unified"]),
+        *(["--tensor-split", ",".join(str(share) for share in config["split"])] if config.get("split") else []),
     ]
     environment = {
         **os.environ,
