@@ -22,7 +22,7 @@ _KERNEL = re.compile(r"^linux-(?:image|headers|modules|generic|virtual)")
 _OWN_VERSIONS = re.compile(
     r"^(?:nvidia-(?:modprobe|persistenced|settings|xconfig|support|installer-cleanup|kernel-common|legacy-check|detect|prime"
     r"|cuda-|cudnn|container|docker|egl-|vaapi|profiler|visual-|nsight|firmware-|driver-pinning|open-gpu-|smi-exporter"
-    r"|xconfig|primus|suspend-common|texture)|libnvidia-(?:container|egl-|ptxjitcompiler-cuda)|libxnvctrl0"
+    r"|primus|[a-z]+-common|texture)|libnvidia-(?:container|egl-|ptxjitcompiler-cuda)|libxnvctrl0"
     r"|nvidia-egl-common|nvidia-fs|nvidia-gds|nvidia-imex|libnvidia-nscq|libnvidia-api1$|linux-)"
 )
 _BRANCH_VERSION = re.compile(r"^(?:\d+:)?(\d{3})\.\d+")

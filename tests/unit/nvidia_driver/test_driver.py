@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gzip
 import lzma
+from pathlib import Path
 
 import pytest
 from ansible_collections.volta.llm.plugins.module_utils.machine import Machine
@@ -16,6 +17,7 @@ from tests.lab.gpu_simulator import gpu_simulator
 from tests.unit.nvidia_driver.conftest import KERNEL
 
 NEXT = "6.8.0-60-generic"
+TRANSACTIONS = Path(__file__).parent.parent / "fixtures/nvidia-driver/transactions"
 
 
 def codes(judgement: driver.Judgement) -> list[str]:
@@ -294,6 +296,18 @@ def test_companions_with_versions_of_their_own_are_no_other_branch(machine, name
     """Measured on Debian 12 and 13: a plain 535 installation brings these."""
     machine.healthy().package("nvidia-driver", "535.183.01-1~deb12u1").package(name, version)
     _, judgement = machine.judged()
+    assert judgement.verdict == "ok"
+
+
+@pytest.mark.parametrize("path", sorted(TRANSACTIONS.glob("*.txt")), ids=lambda path: path.stem)
+def test_real_transactions_are_of_one_branch(machine, path):
+    """What apt would really install: the companions in it must not be taken for another branch."""
+    _, expected, text = path.read_text().split("\n", 2)
+    machine.healthy("535.261.03")
+    for line in text.splitlines():
+        machine.package(*line.split()[:2])
+    state, judgement = machine.judged()
+    assert {package.branch for package in state.driver_packages()} == {None, expected.removeprefix("# expect: ")}
     assert judgement.verdict == "ok"
 
 
