@@ -23,7 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 #: Options of llama-server 0.5.0-dev (commit 0c1e57098, CPU build), from its --help.
-HELP = (Path(__file__).parents[1] / "fixtures/serving/llama-server-0.5.0-help.txt").read_text(encoding="utf-8")
+HELP = (Path(__file__).parents[1] / "fixtures/engine/llama-server-0.5.0-dev-help.txt").read_text(encoding="utf-8")
 FLAGS = frozenset(parse_help(HELP).flags)
 KEY = "0123456789abcdef-key"
 MODEL = "/srv/models/qwen/Qwen-UD-Q4_K_XL-00001-of-00004.gguf"

@@ -22,7 +22,7 @@ from ansible_collections.volta.llm.plugins.module_utils.serving.preparation impo
     prepare,
 )
 
-HELP = Path(__file__).parents[1] / "fixtures/serving/llama-server-0.5.0-help.txt"
+HELP = Path(__file__).parents[1] / "fixtures/engine/llama-server-0.5.0-dev-help.txt"
 
 
 @pytest.fixture
