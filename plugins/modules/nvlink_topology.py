@@ -14,6 +14,8 @@ description:
   - Judges the GPUs in use (O(gpus)), whether every pair has an NVLink, how many, and whether all links are active.
   - A truncated or contradictory matrix is a fault and never a guess. What cannot be known is V(null), never V(0).
   - Starts two processes of nvidia-smi, one more for O(peer_access), and one more where O(gpus) names bus ids.
+  - Where a lost card makes C(nvlink -s) break off, or cards are missing from it, these are asked one by one, with one more process
+    each, so that the links of the living cards are judged. C(topo -m) has no such form, so their pairs stay unknown.
   - The module fails once, with every fault it found, most serious first. All results are returned then as well.
 author:
   - The volta.llm authors (@volta-llm)
@@ -149,7 +151,7 @@ gpu_numa_id:
   type: list
   elements: int
 links:
-  description: Links by GPU from C(nvlink -s); null when the driver does not report them or they were not asked for.
+  description: Links by GPU from C(nvlink -s), without cards that do not answer; null when the driver does not report them or they were not asked for.
   returned: always
   type: list
   elements: dict

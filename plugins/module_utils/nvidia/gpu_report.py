@@ -115,15 +115,14 @@ def _query_living(
 
     One more process for each lost card.
     """
-    known = {device.bus_id: None for device in pci if device.driver in {None, "nvidia"}}
-    known |= {card["bus_id"]: None for card in inventory.driver_gpus(smi.machine) if card["bus_id"]}
+    known = inventory.bus_ids(smi.machine, pci)
     merged = answer
     listing = Listing()
     while True:
         living = [card for card in known if card not in merged.lost]
         if not living or len(living) == len(known):
             return merged, listing
-        known = dict.fromkeys(living)
+        known = living
         part, listing = _query(smi, request, ("-i", ",".join(living)))
         if part.state is not None:
             # Not in the capture, timed out, or "No devices were found": the lost card remains what is known.

@@ -582,6 +582,13 @@ def loaded_version(machine: Machine) -> str | None:
     return match.group(1) if match else None
 
 
+def bus_ids(machine: Machine, pci: Sequence[PciDevice]) -> list[str]:
+    """Every card that nvidia-smi can be asked for by name: on the PCI bus or known to the loaded driver."""
+    known = {device.bus_id: None for device in pci if device.driver in {None, "nvidia"}}
+    known |= {card["bus_id"]: None for card in driver_gpus(machine) if card["bus_id"]}
+    return list(known)
+
+
 def driver_gpus(machine: Machine) -> list[dict[str, Any]]:
     """Cards that the loaded driver knows: ``bus_id``, ``product``, ``uuid``, ``excluded``; from /proc/driver/nvidia."""
     base = "/proc/driver/nvidia/gpus"

@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ..faults import Fault
-from . import nvlink, topology
+from . import inventory, nvlink, topology
 from .gpu_faults import GPU
 from .smi import Answer, NvidiaSmi, unparsable
 from .values import bus_id, clean
@@ -53,7 +53,7 @@ class LinkReport:
 
 
 def report(smi: NvidiaSmi, request: LinkRequest) -> tuple[LinkReport, list[Fault]]:
-    """Ask nvidia-smi (``topo -m``, ``nvlink -s``, and only where needed one more) and judge the GPUs in use."""
+    """Ask nvidia-smi (``topo -m``, ``nvlink -s``, and only where needed more) and judge the GPUs in use."""
     faults: list[Fault] = []
     result = LinkReport()
     answer = smi.ask("topo", "-m")
@@ -69,16 +69,17 @@ def report(smi: NvidiaSmi, request: LinkRequest) -> tuple[LinkReport, list[Fault
     else:
         faults.extend(fault for fault in answer.faults if answer.usable)
         faults.extend(matrix_faults)
-    status = nvlink.Status()
+    states = _States()
     if request.require_active_links or request.gpus:
         # One card has no pairs, but it can have links; and UUIDs stand only here.
-        status_answer = smi.ask("nvlink", "-s")
-        status = nvlink.parse(status_answer.text)
-        faults.extend(_status_faults(status_answer, status))
+        states = _link_states(smi, request, matrix)
+        _add(faults, states.faults)
+    status = states.status
     result.links = [item.as_dict() for item in status.gpus] if status.gpus else None
     if matrix is None:
         result.recommended_split_mode_reason = "the links between the GPUs are not known"
-        faults.extend(nvlink.judge(status, [item.gpu for item in status.gpus], (), request.require_active_links))
+        faults = [_with_links_read(fault, status) for fault in faults]
+        faults.extend(nvlink.judge(status, _living_in_use(request.gpus, states), (), request.require_active_links))
         return result, faults
 
     result.gpu_count = len(matrix.gpus)
@@ -106,11 +107,106 @@ def report(smi: NvidiaSmi, request: LinkRequest) -> tuple[LinkReport, list[Fault
     return result, faults
 
 
-def _status_faults(answer: Answer, status: nvlink.Status) -> list[Fault]:
+@dataclass
+class _States:
+    """Link states, the faults found while asking for them, the bus ids of lost cards, and indices by bus id where a
+    card was asked by it."""
+
+    status: nvlink.Status = field(default_factory=nvlink.Status)
+    faults: list[Fault] = field(default_factory=list)
+    lost: set[str] = field(default_factory=set)
+    places: dict[str, int] = field(default_factory=dict)
+
+
+def _link_states(smi: NvidiaSmi, request: LinkRequest, matrix: topology.Matrix | None) -> _States:
+    """``nvlink -s``; where it broke off or left cards out, these one by one, so that a lost card hides no other.
+
+    One process on a healthy machine, otherwise one more a card (and ``-L`` where nothing else names the cards).
+    """
+    answer = smi.ask("nvlink", "-s")
+    states = _States(nvlink.parse(answer.text), _status_faults(answer), set(answer.lost))
+    if answer.state is not None:
+        return states
+    for name in _to_ask(smi, request, matrix, answer, states):
+        part = smi.ask("nvlink", "-s", "-i", name)
+        _add(states.faults, _status_faults(part))
+        states.lost.update(part.lost)
+        if part.state is not None:
+            continue  # not in the capture, no such card, or this card does not answer in time
+        found = nvlink.parse(part.text)
+        states.status.update(found)
+        card = bus_id(name)
+        if card and len(found.gpus) == 1:
+            states.places[card] = found.gpus[0].gpu
+    return states
+
+
+def _to_ask(
+    smi: NvidiaSmi, request: LinkRequest, matrix: topology.Matrix | None, answer: Answer, states: _States
+) -> list[str]:
+    """What ``-i`` names the cards whose links the answer for all may have left out; empty for a whole answer."""
+    broke_off = bool(answer.faults) or not answer.completed.ok
+    seen = states.status.gpus
+    if matrix is not None:
+        # Where it reports no card, without an error or without any NVLink, single cards would say no more.
+        if not (seen or answer.faults or (broke_off and any(pair.nvlinks for pair in matrix.pairs))):
+            return []
+        return [str(gpu) for gpu in matrix.gpus if states.status.of(gpu) is None]
+    if not (broke_off or seen):
+        return []
+    known = inventory.bus_ids(smi.machine, inventory.pci_devices(smi.machine))
+    if not broke_off and len(seen) >= len(known):
+        return []
+    if known:
+        # Also the cards that were seen: the section before the error may be cut off.
+        return [card for card in known if card not in states.lost]
+    listing = smi.ask("-L")
+    _add(states.faults, _status_faults(listing))
+    states.lost.update(listing.lost)
+    listed = nvlink.parse(listing.text).gpus
+    names = [str(item.gpu) for item in (*seen, *listed)]
+    uuids = {item.uuid.lower() for item in (*seen, *listed) if item.uuid}
+    names += [name for name in (item.strip() for item in request.gpus) if name.lower() not in uuids]
+    return [name for name in dict.fromkeys(names) if bus_id(name) not in states.lost]
+
+
+def _status_faults(answer: Answer) -> list[Fault]:
     """Lost cards that only this call names. That there is no link state is judged with the matrix in hand."""
     if answer.completed.timed_out:
         return list(answer.faults)
     return [] if answer.completed.missing or answer.state is not None else list(answer.faults)
+
+
+def _add(faults: list[Fault], more: Iterable[Fault]) -> None:
+    """Append what is new. Each call words a lost card in its own way; the first one is kept."""
+    known = {(fault.code, fault.subject) for fault in faults}
+    faults.extend(fault for fault in more if (fault.code, fault.subject) not in known)
+
+
+def _with_links_read(fault: Fault, status: nvlink.Status) -> Fault:
+    """``topo -m`` cannot be asked for single cards: say what is known without it."""
+    if fault.code != "topology_unavailable" or not status.gpus:
+        return fault
+    cards = ", ".join(f"GPU{item.gpu}" for item in status.gpus)
+    message = f"{fault.message}; the link states of {cards} were read all the same"
+    return GPU.fault(fault.code, fault.subject, message, fault.remedy)
+
+
+def _living_in_use(wanted: Sequence[str], states: _States) -> list[int]:
+    """The GPUs in use of those whose links were read without a matrix; all where a name cannot be told."""
+    living = [item.gpu for item in states.status.gpus]
+    used: set[int] = set()
+    for name in (item.strip() for item in wanted):
+        card = bus_id(name)
+        if name.isdigit():
+            used.add(int(name))
+        elif found := {item.gpu for item in states.status.gpus if (item.uuid or "").lower() == name.lower()}:
+            used |= found
+        elif card in states.places:
+            used.add(states.places[card])
+        elif card not in states.lost:
+            return living
+    return [gpu for gpu in living if gpu in used] if wanted else living
 
 
 def _select(

@@ -90,6 +90,15 @@ class Status:
     def of(self, gpu: int) -> GpuLinks | None:
         return next((item for item in self.gpus if item.gpu == gpu), None)
 
+    def update(self, later: Status) -> None:
+        """Take over what a later answer says of its cards; what was wrong with their earlier lines is void."""
+        anew = {item.gpu for item in later.gpus}
+        subjects = {f"GPU{gpu}" for gpu in anew}
+        kept = [item for item in self.gpus if item.gpu not in anew]
+        self.gpus = sorted([*kept, *later.gpus], key=lambda item: item.gpu)
+        self.faults = [fault for fault in self.faults if fault.subject not in subjects] + later.faults
+        self.elided = self.elided or later.elided
+
 
 def parse(text: str) -> Status:
     """Link states by GPU; empty where the text has none (then the state is unknown, not bad)."""

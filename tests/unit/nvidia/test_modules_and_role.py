@@ -169,6 +169,19 @@ def test_a_lost_card_is_said_once_on_the_simulator(simulated: Simulated) -> None
     assert "gpu_missing" in codes
 
 
+def test_a_link_of_a_living_card_beside_a_lost_card_on_the_simulator(simulated: Simulated) -> None:
+    simulated.control("fault", "lose-card", "1")
+    simulated.control("fault", "link-down", "0", "3")
+    done = simulated.verify()
+    assert done.returncode == 2
+    codes = shown_codes(done.stdout)
+    assert sorted(codes) == ["gpu_lost", "gpu_missing", "nvlink_inactive", "nvlink_inactive", "topology_unavailable"]
+    links = [
+        call for call in (simulated.folder / "calls").read_text().splitlines() if call.startswith(("topo", "nvlink"))
+    ]
+    assert len(links) == 5, "the usual two, and one for each living card"
+
+
 def test_check_mode_without_a_driver_says_what_it_would_verify_on_the_simulator(simulated: Simulated) -> None:
     simulated.control("fault", "no-driver", "absent")
     done = simulated.verify("--check")
