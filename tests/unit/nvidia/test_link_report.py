@@ -231,6 +231,36 @@ def test_a_single_card_with_a_dead_link(captured: Captured) -> None:
     assert (got.fully_connected, got.min_links, got.recommended_split_mode) == (None, None, "none")
 
 
+def test_an_answer_that_breaks_off_is_completed_card_by_card(captured: Captured) -> None:
+    """The section before the error is cut off, one card hangs: what the single answers say counts."""
+    lost = "Unable to determine the device handle for GPU0000:1D:00.0: GPU is lost.  Reboot the system to recover it\n"
+    cards = states(SIX, SIX, SIX, [UP, None, UP, UP, UP, UP]).split("GPU ")[1:]
+    alone = {f"nvlink -s -i 0000:{bus}:00.0": f"GPU {cards[gpu]}" for gpu, bus in ((0, "1a"), (3, "1e"))}
+    smi = captured(
+        {"topo -m": (255, "Failed to run topology matrix\n"), "nvlink -s": (15, states(SIX[:4]) + lost)}
+        | alone
+        | {"nvlink -s -i 0000:1c:00.0": None},
+        pci={f"0000:{bus}:00.0": "10de:1db5" for bus in ("1a", "1c", "1d", "1e")},
+    )
+    got, faults = link_report.report(smi, LinkRequest())
+    assert [(fault.code, fault.subject) for fault in by_severity(faults)] == [
+        ("topology_unavailable", "nvidia-smi topo -m"),
+        ("gpu_lost", "0000:1d:00.0"),
+        ("nvidia_smi_timeout", "nvidia-smi nvlink -s -i 0000:1c:00.0"),
+        ("nvlink_inactive", "GPU3"),
+    ]
+    assert got.links is not None
+    assert [(card["gpu"], card["active"]) for card in got.links] == [(0, 6), (3, 5)]
+
+
+def test_a_card_left_out_that_answers_alone_is_judged_with_the_matrix(captured: Captured) -> None:
+    third = "GPU 2: " + states([], [], [UP, None, UP, UP, UP, UP]).split("GPU 2: ")[1]
+    without = states(SIX, SIX, [], SIX).replace("GPU 2: Tesla V100-SXM2-32GB", "Unable to read")
+    smi = captured({"topo -m": FOUR, "nvlink -s": (255, without), "nvlink -s -i 2": third})
+    _, faults = link_report.report(smi, LinkRequest())
+    assert [(fault.code, fault.subject) for fault in faults] == [("nvlink_inactive", "GPU2")]
+
+
 # --- damaged matrices -------------------------------------------------------------------------------------------------
 
 
