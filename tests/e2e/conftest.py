@@ -124,6 +124,7 @@ def broken_source(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "llama.cpp/CMakeLists.txt": (
             "cmake_minimum_required(VERSION 3.18)\nproject(llama.cpp CXX)\nadd_executable(llama-server server.cpp)\n"
         ),
+        "llama.cpp/ggml/CMakeLists.txt": "",
         "llama.cpp/server.cpp": "#error this line does not compile\n",
     }
     archive = folder / "llama.cpp-broken.tar.gz"
