@@ -69,10 +69,17 @@ def configurations(
 
 
 class Gpus:
-    """nvidia-smi, with the memory in use of every GPU in MiB, by index."""
+    """nvidia-smi, with the memory in use of every GPU in MiB, by index. UUIDs of real GPUs are replaced by made-up
+    ones, in the order in which they are first seen: what is written down names nobody's hardware."""
 
     def __init__(self, program: str) -> None:
         self.program = program
+        self._replaced: dict[str, str] = {}
+
+    def _anonymous(self, cell: str) -> str:
+        if not cell.startswith("GPU-"):
+            return cell
+        return self._replaced.setdefault(cell, f"GPU-00000000-0000-0000-0000-{len(self._replaced):012d}")
 
     def query(self, fields: str, what: str = "gpu") -> list[list[str]]:
         text = subprocess.run(
@@ -81,7 +88,9 @@ class Gpus:
             text=True,
             timeout=30,
         ).stdout
-        return [[cell.strip() for cell in line.split(",")] for line in text.splitlines() if line.strip()]
+        return [
+            [self._anonymous(cell.strip()) for cell in line.split(",")] for line in text.splitlines() if line.strip()
+        ]
 
     def used(self) -> list[int]:
         return [int(row[0]) for row in self.query("memory.used")]
@@ -206,7 +215,7 @@ def main() -> int:
     paths = {name: models.write(name, wanted.work) for name in names}
     idle = gpus.used()
     about = {
-        "about": "plan_live",
+        "about": "plan_live; UUIDs of GPUs are replaced",
         "gpus": gpus.query("index,name,uuid,memory.total,memory.used,driver_version"),
         "engine": subprocess.run(
             [str(binary), "--version"], capture_output=True, text=True,

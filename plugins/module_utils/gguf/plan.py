@@ -63,6 +63,12 @@ MAX_PARALLEL = 256
 MAX_LAYERS = 512
 #: Largest piece of a top-k sort (LC ggml/src/ggml-cuda/argsort.cu:35).
 SORT_CHUNK = 64 * MIB
+#: Arrays of four-byte values that a top-k holds for a piece: kept cells (LC ggml/src/ggml-cuda/top-k.cu:243), indices,
+#: keys, sorted keys (argsort.cu:52-55), and what CUB's segmented sort keeps of keys and of values once more in its
+#: temporary storage (argsort.cu:124; CCCL cub/device/dispatch/dispatch_segmented_sort.cuh, is_overwrite_okay is false).
+SORT_ARRAYS = 6
+#: The engine's memory pool grows by this (LC ggml/src/ggml-cuda/ggml-cuda.cu:572: the granularity that CUDA tells).
+POOL_GRANULARITY = 2 * MIB
 
 #: What the driver and the engine take of a GPU beside the engine's own buffers, in MiB: context, kernels, cuBLAS
 #: workspace. Reported as 200 to 500 MiB a card (tmac1973/llama-toolchest#163); recalibrated on the owner's machine.
@@ -456,6 +462,24 @@ def _half_copies(facts: Facts, settings: Settings, layers: Sequence[Attention]) 
     return largest
 
 
+def _rotations(facts: Facts, settings: Settings) -> list[int]:
+    """Rows of the matrices, inputs in single precision, by which keys and values of a quantised cache are rotated (LC
+    src/llama-kv-cache.cpp:321-339, :1447-1480)."""
+    key_type, value_type = _cache_types(settings)
+    sizes = []
+    if key_type.quantised and facts.head_key and facts.head_key % 64 == 0:
+        sizes.append(facts.head_key & -facts.head_key)  # the largest power of two that divides it
+    if value_type.quantised and facts.head_value and facts.head_value % 64 == 0:
+        sizes.append(64)
+    return sizes
+
+
+def _indexer_keys(facts: Facts, cells: Cells) -> int:
+    """Keys of an indexer while they are averaged: those of all cells, the sum and one summand of a block, in single
+    precision (LC src/models/qwen4exp.cpp:615-628)."""
+    return 4 * facts.indexer * (cells.total + 2 * (cells.total // facts.ratio))
+
+
 def _compute(facts: Facts, settings: Settings, placed: Sequence[int], gpus: int) -> tuple[list[int], int]:
     """Compute buffers on each GPU, and on the host."""
     profile, _ = profile_of(facts)
@@ -468,13 +492,19 @@ def _compute(facts: Facts, settings: Settings, placed: Sequence[int], gpus: int)
     windows = {layer.window for layer in facts.attention if layer.window}
     for window in windows:
         inputs += 2 * count_cells(settings, window).window * tokens
-    scores_per_pair = attention_per_pair = 0
+    rotated = _rotations(facts, settings)
+    inputs += sum(4 * size * size for size in rotated)
+    scores_per_pair = attention_per_pair = query = 0
     if facts.indexer:
         # LC src/models/qwen4exp.cpp:558-618: block bias, cell lists; scores, their sum, their expansion and the mask
-        # in single precision; then the mask of the kept cells in both precisions.
+        # in single precision; then the mask of the kept cells and its sum with the whole mask, in half precision
+        # (:735-761).
         inputs += pairs * 4 // facts.ratio + 12 * cells.total
         scores_per_pair = 8 + facts.indexer_heads * 4 // (2 * facts.ratio)
-        attention_per_pair = 6
+        attention_per_pair = 4
+        # Beside the scores, a query that was rotated is one more tensor (:711-718); the allocator may find a gap for
+        # it, so this is from above.
+        query = 4 * facts.heads * facts.head_key * tokens if rotated else 0
     base = (profile.base_piped if piped else profile.base) * tokens
     attention = (profile.attention_piped if piped else profile.attention) * tokens
     if settings.cache_type_k != settings.cache_type_v:
@@ -493,7 +523,10 @@ def _compute(facts: Facts, settings: Settings, placed: Sequence[int], gpus: int)
         phases = [base]
         if own:
             phases.append(
-                attention + scores_per_pair * pairs + (0 if facts.indexer else _half_copies(facts, settings, own))
+                attention
+                + query
+                + max(scores_per_pair * pairs, _indexer_keys(facts, cells))
+                + (0 if facts.indexer else _half_copies(facts, settings, own))
             )
             if facts.indexer:
                 phases.append(attention_2 + attention_per_pair * pairs + _half_copies(facts, settings, own))
@@ -513,7 +546,8 @@ def pool_bytes(header: Header, facts: Facts, settings: Settings, used_cells: int
     Volta multiplies batches of 64 tokens and more through cuBLAS, which needs the weights and activations in half
     precision (LC ggml/src/ggml-cuda/mmq.cu:386, ggml-cuda.cu:1425-1492), and experts sorted by token
     (ggml-cuda.cu:1969); newer GPUs only quantise activations (mmq.cu:180-190). A top-k sorts in pieces
-    (top-k.cu:235-264). ``used_cells`` is how far the context is filled; the whole when null.
+    (top-k.cu:235-264); with a CUDA toolkit whose CUB has a top-k of its own it takes less. ``used_cells`` is how far
+    the context is filled; the whole when null.
     """
     tokens = settings.ubatch
     largest = 0
@@ -534,8 +568,10 @@ def pool_bytes(header: Header, facts: Facts, settings: Settings, used_cells: int
     if facts.indexer:
         cells = count_cells(settings)
         seen = cells.each if used_cells is None else min(cells.each, _pad(used_cells, CELL_PADDING))
-        largest = max(largest, 4 * min(max(SORT_CHUNK, seen * 4), seen * tokens * 4) + 4 * MIB)
-    return largest
+        rows = min(tokens, max(1, SORT_CHUNK // (4 * seen)))
+        # Beside the arrays: bounds of the rows, and the lists of rows by length that CUB makes.
+        largest = max(largest, SORT_ARRAYS * 4 * seen * rows + 16 * (rows + 1))
+    return _pad(largest, POOL_GRANULARITY)
 
 
 # --- the plan ---------------------------------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ import argparse
 import json
 import statistics
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,22 @@ from ansible_collections.volta.llm.plugins.module_utils.gguf import plan
 
 TARGET = HERE.parents[2] / "docs" / "measurements" / "plan.md"
 HEADERS: dict[str, Any] = {}
+OVERHEAD_NOTES = [
+    "### What the overhead is",
+    "",
+    "The part of a GPU's memory that no buffer of the engine and no computed working memory explains: the driver's",
+    "context, kernels, cuBLAS's workspace, the rounding of buffers up to 2 MiB.",
+    "",
+    "- On these H200 about 600 MiB of it is there once the model is loaded; the rest comes with the first request,",
+    "  when kernels are loaded and cuBLAS takes its workspace (by NVIDIA's documentation 32 MiB from Hopper on, less",
+    "  before).",
+    f"- The default of `overhead_mib`, {plan.DEFAULT_OVERHEAD_MIB:.0f} MiB, is meant for Volta. It comes from reports",
+    "  of 200 to 500 MiB a card (tmac1973/llama-toolchest#163), not from a measurement of ours. No V100 was at hand: its",
+    "  overhead is unmeasured. On these H200 the default would be too small by the difference to the calibrated figure;",
+    "  give `overhead_mib` on cards that are newer than Volta.",
+    "- The working memory for Volta (compute capability 7.0, where batches go through cuBLAS in half precision) is taken",
+    "  from the engine's source and is unmeasured too.",
+]
 
 
 def header(name: str) -> Any:
@@ -92,40 +109,65 @@ def measured(line: dict[str, Any], moment: str) -> list[float]:
     return [float(now - before) for now, before in zip(line[moment], line["before"], strict=True)][: line["devices"]]
 
 
-def without_overhead(line: dict[str, Any], filled: int | None) -> list[float]:
-    """Planned MiB of each GPU without overhead, but with the working memory of CUDA operations."""
+MOMENTS = ("after_first", "after_all")
+
+
+def without_overhead(line: dict[str, Any], whole: bool = False) -> list[float]:
+    """Planned MiB of each GPU without overhead, but with the working memory of CUDA operations for as much of the
+    context as the requests filled, or for the ``whole``, as vram_plan does."""
     made = planned(line, line["context"], 143771.0, (9, 0))
+    # A first request fills two micro-batches; what it did not touch it did not take.
+    filled = None if whole else min(line["context"], 2 * line["ubatch"] + 256)
     pool = plan.pool_bytes(header(line["model"]), made.facts, made.settings, filled) / plan.MIB
     return [gpu.total_mib - gpu.overhead_mib + pool for gpu in made.per_gpu]
 
 
+@dataclass(frozen=True)
+class Judged:
+    """One GPU of one configuration: planned MiB, MiB measured at each of MOMENTS, and the line it is from."""
+
+    line: dict[str, Any]
+    gpu: int
+    planned: float
+    measured: tuple[float, ...]
+
+    def error(self, moment: int = 0) -> float:
+        """Per cent by which the plan is above what was measured."""
+        return 100 * (self.planned - self.measured[moment]) / self.measured[moment]
+
+
+def runs_of(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [line for line in lines if "model" in line and "error" not in line]
+
+
+def calibrate(lines: list[dict[str, Any]]) -> dict[bool, float]:
+    """Overhead in MiB with one GPU (False) and with several (True): the median of what the lines for calibration took
+    beyond their plan after a first request."""
+    residuals: dict[bool, list[float]] = {}
+    for line in runs_of(lines):
+        if line["use"] == "calibrate":
+            for real, ours in zip(measured(line, MOMENTS[0]), without_overhead(line), strict=True):
+                residuals.setdefault(line["devices"] > 1, []).append(real - ours)
+    return {piped: statistics.median(found) for piped, found in residuals.items()}
+
+
+def judge(lines: list[dict[str, Any]]) -> list[Judged]:
+    """Every GPU of every line that is not for calibration."""
+    overhead = calibrate(lines)
+    judged = []
+    for line in runs_of(lines):
+        if line["use"] == "report":
+            real = list(zip(*(measured(line, moment) for moment in MOMENTS), strict=True))
+            constant = overhead.get(line["devices"] > 1, overhead.get(True, 0.0))
+            judged += [Judged(line, gpu, ours + constant, real[gpu]) for gpu, ours in enumerate(without_overhead(line))]
+    return judged
+
+
 def live_report(lines: list[dict[str, Any]]) -> list[str]:
     about = [line for line in lines if "about" in line]
-    runs = [line for line in lines if "model" in line and "error" not in line]
+    runs = runs_of(lines)
     failed = [line for line in lines if "model" in line and "error" in line]
-    moment = "after_all"
-    residuals: dict[bool, list[float]] = {}
-    for line in runs:
-        if line["use"] != "calibrate":
-            continue
-        # A first request fills two micro-batches; what it did not touch it did not take.
-        filled = min(line["context"], 2 * line["ubatch"] + 256)
-        for real, ours in zip(measured(line, moment), without_overhead(line, filled), strict=True):
-            residuals.setdefault(line["devices"] > 1, []).append(real - ours)
-    overhead = {piped: statistics.median(found) for piped, found in residuals.items()}
-    rows, errors = [], []
-    for line in runs:
-        if line["use"] != "report":
-            continue
-        filled = min(line["context"], 2 * line["ubatch"] + 256)
-        constant = overhead.get(line["devices"] > 1, overhead.get(True, 0.0))
-        for gpu, (real, ours) in enumerate(zip(measured(line, moment), without_overhead(line, filled), strict=True)):
-            share = 100 * (ours + constant - real) / real
-            errors.append(share)
-            rows.append(
-                f"| {line['model']} | {line['devices']} | {line['context']} | {line['slots']} | {line['cache']} | "
-                f"{line['ubatch']} | {gpu} | {ours + constant:.0f} | {real:.0f} | {share:+.2f} |"
-            )
+    overhead, judged = calibrate(lines), judge(lines)
     out = []
     if about:
         gpus = about[0].get("gpus") or []
@@ -134,24 +176,60 @@ def live_report(lines: list[dict[str, Any]]) -> list[str]:
     out += [
         "",
         f"{len(runs)} configurations, {len(failed)} failed; {sum(line['use'] == 'report' for line in runs)} of them "
-        "were not used for calibration and are shown. Memory is what nvidia-smi shows after as many requests at once "
-        "as there are slots, less what it showed before the start.",
+        "were not used for calibration and are shown. Memory is what nvidia-smi shows for each GPU, less what it "
+        "showed before the start: after a first request (of two micro-batches and 100 tokens, where the context holds "
+        "them), and after as many requests at once as there are slots. Raw lines: "
+        "[plan_live.jsonl](plan_live.jsonl); the UUIDs of the GPUs are replaced.",
         "",
-        "Calibrated overhead: "
+        "Calibrated overhead, after a first request: "
         + ", ".join(f"{'several GPUs' if piped else 'one GPU'} {size:.0f} MiB" for piped, size in overhead.items())
-        + ".",
+        + ". The same figures serve for both moments.",
     ]
-    if errors:
-        sizes = sorted(abs(error) for error in errors)
+    if not judged:
+        return out
+    out += ["", f"| {len(judged)} GPUs | median error % | worst error % | most short % |", "|---|---|---|---|"]
+    for moment, name in enumerate(MOMENTS):
+        errors = [row.error(moment) for row in judged]
+        sizes = [abs(error) for error in errors]
+        out.append(
+            f"| {name.replace('_', ' ')} | {statistics.median(sizes):.2f} | {max(sizes):.2f} | "
+            f"{min(0.0, min(errors)):.2f} |"
+        )
+    whole = [
+        100 * (full - part) / row.measured[0] + row.error()
+        for row in judged
+        for full, part in [(without_overhead(row.line, whole=True)[row.gpu], without_overhead(row.line)[row.gpu])]
+    ]
+    sizes = [abs(error) for error in whole]
+    out.append(
+        f"| after first, planned for a full context | {statistics.median(sizes):.2f} | {max(sizes):.2f} | "
+        f"{min(0.0, min(whole)):.2f} |"
+    )
+    gaps = [
+        full - part
+        for line in runs
+        if plan.read_facts(header(line["model"])).indexer
+        for full, part in zip(without_overhead(line, whole=True), without_overhead(line), strict=True)
+    ]
+    out += ["", *OVERHEAD_NOTES]
+    if gaps:
         out += [
             "",
-            f"Over {len(errors)} GPUs of {len(rows)} rows: median error {statistics.median(sizes):.2f} %, worst "
-            f"{sizes[-1]:.2f} %, most short {min(0.0, min(errors)):.2f} %.",
-            "",
-            "| model | GPUs | context | slots | cache | ubatch | GPU | planned MiB | measured MiB | error % |",
-            "|---|---|---|---|---|---|---|---|---|---|",
-            *rows,
+            "The sort of a sparse-attention indexer (qwen4exp) needs more the further a context is filled. The first "
+            "two rows count what the requests filled, and so does the table below. `vram_plan` counts a full context, "
+            f"as the third row does: {min(gaps):.0f} to {max(gaps):.0f} MiB a GPU more for these configurations, which "
+            "a short first request does not take. A full context was not measured.",
         ]
+    out += [
+        "",
+        "| model | GPUs | context | slots | cache | ubatch | GPU | planned | first | error % | all | error % |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in judged:
+        line = row.line
+        settings = " | ".join(str(line[key]) for key in ("model", "devices", "context", "slots", "cache", "ubatch"))
+        sizes_and_errors = " | ".join(f"{real:.0f} | {row.error(i):+.2f}" for i, real in enumerate(row.measured))
+        out.append(f"| {settings} | {row.gpu} | {row.planned:.0f} | {sizes_and_errors} |")
     return out
 
 

@@ -320,8 +320,21 @@ def test_volta_needs_more_working_memory_than_newer_gpus() -> None:
         for capability in ((7, 0), (9, 0))
     )
     # The largest matrix that is multiplied with a whole micro-batch, and its activations, in half precision.
-    assert volta == 2 * 12288 * 4096 + 2 * 512 * (4096 + 12288)
+    # The pool grows by 2 MiB.
+    exact = 2 * 12288 * 4096 + 2 * 512 * (4096 + 12288)
+    assert 0 <= volta - exact < 2 * plan.MIB
+    assert volta % (2 * plan.MIB) == 0
     assert newer < volta / 8
+
+
+@pytest.mark.parametrize("ubatch", [512, 2048])
+def test_working_memory_of_a_sort_is_bounded_by_its_pieces(ubatch: int) -> None:
+    facts = plan.read_facts(header("qwen4exp"))
+    wanted = replace(FOUR_V100, context_per_request=262144, ubatch=ubatch, compute_capability=(9, 0))
+    sizes = [plan.pool_bytes(header("qwen4exp"), facts, wanted, cells) for cells in (4096, 32768, 262144, None)]
+    assert sizes == sorted(sizes)
+    # Six arrays of one piece of 64 MiB, and at most one step of the pool for what lies beside them.
+    assert 6 * 64 * plan.MIB <= sizes[-1] <= (6 * 64 + 2) * plan.MIB
 
 
 any_settings = st.builds(
