@@ -36,11 +36,11 @@ OVERHEAD_NOTES = [
     "  when kernels are loaded and cuBLAS takes its workspace (by NVIDIA's documentation 32 MiB from Hopper on, less",
     "  before).",
     f"- The default of `overhead_mib`, {plan.DEFAULT_OVERHEAD_MIB:.0f} MiB, is meant for Volta. It comes from reports",
-    "  of 200 to 500 MiB a card (tmac1973/llama-toolchest#163), not from a measurement of ours. No V100 was at hand: its",
-    "  overhead is unmeasured. On these H200 the default would be too small by the difference to the calibrated figure;",
-    "  give `overhead_mib` on cards that are newer than Volta.",
-    "- The working memory for Volta (compute capability 7.0, where batches go through cuBLAS in half precision) is taken",
-    "  from the engine's source and is unmeasured too.",
+    "  of 200 to 500 MiB a card (tmac1973/llama-toolchest#163), not from a measurement of ours. No V100 was at",
+    "  hand: its overhead is unmeasured. On these H200 the default would be too small by the difference to the",
+    "  calibrated figure; give `overhead_mib` on cards that are newer than Volta.",
+    "- The working memory for Volta (compute capability 7.0, where batches go through cuBLAS in half precision) is",
+    "  taken from the engine's source and is unmeasured too.",
 ]
 
 
