@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import hashlib
 import html.parser
 import http.client
@@ -283,6 +284,10 @@ def unpack(archive: Path, expected_sha256: str, target: Path) -> Unpacked:
             return _unpack_tar(handle, archive.name, target)
         except (FileExistsError, IsADirectoryError, NotADirectoryError) as exc:
             raise _unsafe(str(exc.filename), "contradicts another entry of the archive") from exc
+        except OSError as exc:
+            if exc.errno in IMPOSSIBLE_NAME:
+                raise _unsafe(str(exc.filename2 or exc.filename), "has a name or target that no file can have") from exc
+            raise
         except (tarfile.TarError, EOFError, zlib.error, lzma.LZMAError) as exc:
             raise _fault(
                 "source_unusable",
@@ -290,6 +295,10 @@ def unpack(archive: Path, expected_sha256: str, target: Path) -> Unpacked:
                 f"cannot be read as a tar archive: {exc}",
                 "Use a tar archive, plain or compressed with gzip, bzip2 or xz.",
             ) from exc
+
+
+#: What the system says of an empty, endless or circular name; a full disk or a missing right is another matter.
+IMPOSSIBLE_NAME = (errno.ENOENT, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP)
 
 
 def _unpack_tar(handle: IO[bytes], name: str, target: Path) -> Unpacked:

@@ -318,6 +318,16 @@ def test_links_inside_are_kept(tmp_path: Path) -> None:
     assert (tmp_path / "out/docs/build.md").read_bytes() == b"project(llama.cpp)\n"
 
 
+@pytest.mark.parametrize(
+    "entry", [link("llama.cpp/a", ""), link("llama.cpp/a", "b" * 5000), ("llama.cpp/" + "c" * 300, b"x", {})]
+)
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, entry: tuple[str, bytes, dict[str, object]]) -> None:
+    path, digest = save(tmp_path, tar([*ENGINE, entry]))
+    with pytest.raises(FaultError) as caught:
+        sources.unpack(path, digest, tmp_path / "out")
+    assert caught.value.fault.code == "source_unsafe"
+
+
 NAMES = st.lists(st.sampled_from(["..", ".", "a", "b", "llama.cpp", "ggml", ""]), min_size=1, max_size=6).map("/".join)
 
 
