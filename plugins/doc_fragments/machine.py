@@ -1,6 +1,6 @@
 # Copyright: The volta.llm authors
 # GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Options of every module that reads a machine, and the attributes they share."""
+"""Options that several modules share (module_utils/arguments.py has their specifications), and their attributes."""
 
 from __future__ import annotations
 
@@ -29,6 +29,16 @@ options:
       - The nvidia-smi program to run; a name is looked up in PATH.
     type: str
     default: nvidia-smi
+"""
+
+    VARIABLES = r"""
+options:
+  variable_prefix:
+    description:
+      - What a role's variables have before the names of these options, such as C(llama_server_). Faults then name the variables, which
+        are what the operator of a role can set. Empty, they name the options.
+    type: str
+    default: ""
 """
 
     ATTRIBUTES = r"""

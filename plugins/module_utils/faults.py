@@ -8,8 +8,9 @@ C(code) is stable and documented in docs/faults.md, which is generated from the 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 #: Order in which faults are shown: the one that explains the others comes first.
 SEVERITIES = ("critical", "error", "warning")
@@ -85,6 +86,28 @@ def by_severity(faults: Iterable[Fault]) -> list[Fault]:
 def is_fatal(fault: Fault) -> bool:
     """True unless the kind is declared a warning."""
     return _SEVERITY_OF.get(fault.code, "error") != "warning"
+
+
+def in_variables(faults: Iterable[Fault], prefix: str, options: Iterable[str]) -> list[Fault]:
+    """The faults with the names of a module's options as a role's variables: ``api_keys`` as C(llama_server_api_keys).
+
+    A subject is renamed where it is an option or an element of one. In texts a bare word is renamed only where it holds
+    an underscore, since ``host`` and ``parallel`` are words of the language too; in backticks any option is.
+    """
+    words = "|".join(sorted(map(re.escape, options), key=len, reverse=True))
+    if not prefix or not words:
+        return list(faults)
+    subject = re.compile(rf"^(?=(?:{words})(?:$|\[|: ))")
+    text = re.compile(rf"(?<=`)(?=(?:{words})`)|(?<![\w./$-])(?=\w+_)(?=(?:{words})(?!\w|[./-]\w))")
+    return [
+        replace(
+            fault,
+            subject=subject.sub(prefix, fault.subject),
+            message=text.sub(prefix, fault.message),
+            remedy=text.sub(prefix, fault.remedy),
+        )
+        for fault in faults
+    ]
 
 
 def as_text(faults: Iterable[Fault]) -> str:

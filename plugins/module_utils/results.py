@@ -4,22 +4,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn, Protocol
 
-from .faults import Fault, as_text, by_severity, is_fatal
+from .faults import Fault, as_text, by_severity, in_variables, is_fatal
 
 
 class ModuleLike(Protocol):
     """What is used of AnsibleModule; unit tests pass their own."""
 
+    params: Mapping[str, Any]
+
     def exit_json(self, **kwargs: Any) -> NoReturn: ...
     def fail_json(self, msg: str, **kwargs: Any) -> NoReturn: ...
 
 
+def as_shown(module: ModuleLike, faults: Iterable[Fault]) -> list[Fault]:
+    """Most serious first, in the words of the role that called the module (its option C(variable_prefix))."""
+    options = [name for name in module.params if name != "variable_prefix"]
+    return in_variables(by_severity(faults), module.params.get("variable_prefix") or "", options)
+
+
 def finish(module: ModuleLike, faults: Iterable[Fault], **results: Any) -> NoReturn:
     """Exit with ``results`` and ``faults`` (list of dicts); fail when a fault is more than a warning."""
-    ordered = by_severity(faults)
+    ordered = as_shown(module, faults)
     results["faults"] = [fault.as_dict() for fault in ordered]
     fatal = [fault for fault in ordered if is_fatal(fault)]
     if fatal:

@@ -224,6 +224,7 @@ faults:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.volta.llm.plugins.module_utils.arguments import MACHINE
 from ansible_collections.volta.llm.plugins.module_utils.faults import by_severity
 from ansible_collections.volta.llm.plugins.module_utils.machine import Machine
 from ansible_collections.volta.llm.plugins.module_utils.nvidia import driver
@@ -233,8 +234,7 @@ from ansible_collections.volta.llm.plugins.module_utils.results import finish
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "sysroot": {"type": "path", "default": "/"},
-            "timeout": {"type": "float", "default": 30.0},
+            **MACHINE,
             "require_ok": {"type": "bool", "default": False},
             "initramfs": {"type": "str", "choices": ["auto", "always", "never"], "default": "auto"},
         },

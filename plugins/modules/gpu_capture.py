@@ -26,17 +26,7 @@ options:
 extends_documentation_fragment:
   - volta.llm.machine
   - volta.llm.machine.nvidia_smi
-attributes:
-  check_mode:
-    description: Can run in check_mode and return changed status prediction without modifying target.
-    support: full
-  diff_mode:
-    description: Will return details on what has changed (or possibly needs changing in check_mode), when in diff mode.
-    support: none
-  platform:
-    description: Target OS/families that can be operated against.
-    support: full
-    platforms: linux
+  - volta.llm.machine.attributes
 seealso:
   - module: volta.llm.gpu_inventory
   - module: volta.llm.nvlink_topology
@@ -87,6 +77,7 @@ import tempfile
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.volta.llm.plugins.module_utils.arguments import MACHINE, NVIDIA_SMI
 from ansible_collections.volta.llm.plugins.module_utils.nvidia import capture
 
 
@@ -94,9 +85,8 @@ def main() -> None:
     module = AnsibleModule(
         argument_spec={
             "dest": {"type": "path", "required": True},
-            "sysroot": {"type": "path", "default": "/"},
-            "timeout": {"type": "float", "default": 30.0},
-            "nvidia_smi": {"type": "str", "default": "nvidia-smi"},
+            **MACHINE,
+            **NVIDIA_SMI,
         },
         supports_check_mode=True,
     )

@@ -62,6 +62,7 @@ options:
 extends_documentation_fragment:
   - volta.llm.machine
   - volta.llm.machine.nvidia_smi
+  - volta.llm.machine.variables
   - volta.llm.machine.attributes
 seealso:
   - module: volta.llm.nvlink_topology
@@ -189,6 +190,7 @@ nvidia_smi_processes:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.volta.llm.plugins.module_utils.arguments import MACHINE, NVIDIA_SMI, VARIABLES
 from ansible_collections.volta.llm.plugins.module_utils.machine import Machine
 from ansible_collections.volta.llm.plugins.module_utils.nvidia.gpu_report import OWN_PROCESSES, GpuRequest, report
 from ansible_collections.volta.llm.plugins.module_utils.nvidia.smi import NvidiaSmi
@@ -211,9 +213,9 @@ def main() -> None:
     }
     module = AnsibleModule(
         argument_spec={
-            "nvidia_smi": {"type": "str", "default": "nvidia-smi"},
-            "timeout": {"type": "float", "default": 30.0},
-            "sysroot": {"type": "path", "default": "/"},
+            **MACHINE,
+            **NVIDIA_SMI,
+            **VARIABLES,
             **requirements,
         },
         supports_check_mode=True,

@@ -127,6 +127,7 @@ options:
     description: File for progress records; set by the action plugin of the same name, which shows them while the module runs.
     type: path
 extends_documentation_fragment:
+  - volta.llm.machine.variables
   - volta.llm.machine.attributes
 attributes:
   check_mode:
@@ -268,6 +269,7 @@ faults:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.volta.llm.plugins.module_utils.arguments import VARIABLES
 from ansible_collections.volta.llm.plugins.module_utils.engine.request import Request
 from ansible_collections.volta.llm.plugins.module_utils.engine.run import build
 from ansible_collections.volta.llm.plugins.module_utils.results import finish
@@ -303,10 +305,12 @@ def main() -> None:
             "keep_releases": {"type": "int", "default": 3},
             "switch": {"type": "bool", "default": True},
             "progress_file": {"type": "path"},
+            **VARIABLES,
         },
         supports_check_mode=True,
     )
     given = dict(module.params)
+    del given["variable_prefix"]
     for name in ("cuda_architectures", "targets"):
         given[name] = tuple(given[name])
     outcome = build(Request(**given), check_mode=module.check_mode)

@@ -131,6 +131,7 @@ options:
     type: path
     default: /
 extends_documentation_fragment:
+  - volta.llm.machine.variables
   - volta.llm.machine.attributes
 attributes:
   check_mode:
@@ -245,6 +246,7 @@ faults:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.volta.llm.plugins.module_utils.arguments import SYSROOT, VARIABLES
 from ansible_collections.volta.llm.plugins.module_utils.machine import Machine
 from ansible_collections.volta.llm.plugins.module_utils.results import finish
 from ansible_collections.volta.llm.plugins.module_utils.serving.arguments import (
@@ -284,11 +286,13 @@ def main() -> None:
             "user": {"type": "str", "default": "llama-server"},
             "load_timeout": {"type": "int", "default": 0},
             "guard": {"type": "path", "default": "/usr/local/lib/volta-llm/llama-server-guard"},
-            "sysroot": {"type": "path", "default": "/"},
+            **SYSROOT,
+            **VARIABLES,
         },
         supports_check_mode=True,
     )
     given = dict(module.params)
+    del given["variable_prefix"]
     machine = Machine(given.pop("sysroot"))
     options = UnitOptions(**{key: given.pop(key) for key in ("name", "user", "load_timeout", "guard")})
     prepared = prepare(Settings(**given), options, machine, check=module.check_mode)

@@ -69,17 +69,13 @@ options:
       - Longest answer in tokens.
     type: int
     default: 48
-  nvidia_smi:
-    description:
-      - The nvidia-smi program to run; a name is looked up in PATH.
-    type: str
-    default: nvidia-smi
   sysroot:
     description:
       - When it holds a folder C(commands/), the output of nvidia-smi recorded there answers. Processes are always those of this machine.
     type: path
     default: /
 extends_documentation_fragment:
+  - volta.llm.machine.nvidia_smi
   - volta.llm.machine.attributes
 attributes:
   check_mode:
@@ -187,6 +183,7 @@ faults:
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.volta.llm.plugins.module_utils.arguments import NVIDIA_SMI, SYSROOT
 from ansible_collections.volta.llm.plugins.module_utils.faults import Fault, FaultError
 from ansible_collections.volta.llm.plugins.module_utils.machine import Machine
 from ansible_collections.volta.llm.plugins.module_utils.results import finish
@@ -225,8 +222,8 @@ def main() -> None:
             "unit": {"type": "str"},
             "prompt": {"type": "str", "default": "Reply with one short sentence."},
             "max_tokens": {"type": "int", "default": 48, "no_log": False},
-            "nvidia_smi": {"type": "str", "default": "nvidia-smi"},
-            "sysroot": {"type": "path", "default": "/"},
+            **NVIDIA_SMI,
+            **SYSROOT,
         },
         mutually_exclusive=[("api_key", "api_key_file")],
         supports_check_mode=True,

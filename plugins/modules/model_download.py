@@ -19,6 +19,8 @@ description:
   - Partial data lie in C(<dest>.part), everything else in a folder C(.volta-transfer) beside the file.
 extends_documentation_fragment:
   - ansible.builtin.files
+  - volta.llm.machine.variables
+  - volta.llm.machine.attributes
 options:
   dest:
     description:
@@ -157,19 +159,12 @@ options:
     type: path
 attributes:
   check_mode:
-    description: Can run in check_mode and return changed status prediction without modifying target.
-    support: full
     details: A file without a stamp is read to predict the result.
   diff_mode:
-    description: Will return details on what has changed (or possibly needs changing in check_mode), when in diff mode.
     support: full
   async:
     description: Supports the C(async) keyword.
     support: full
-  platform:
-    description: Target OS/families that can be operated against.
-    support: full
-    platforms: linux
 notes:
   - "The fault codes are: V(bad_argument), V(disk_full), V(dest_not_writable), V(source_unauthorized), V(hash_mismatch), V(size_mismatch),
     V(not_the_file), V(lfs_pointer), V(empty_file), V(source_missing), V(source_refused), V(source_unreachable), V(source_misbehaves),
@@ -322,6 +317,7 @@ import time
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.volta.llm.plugins.module_utils.arguments import VARIABLES
 from ansible_collections.volta.llm.plugins.module_utils.faults import FaultError
 from ansible_collections.volta.llm.plugins.module_utils.results import finish
 from ansible_collections.volta.llm.plugins.module_utils.transfer.deliver import Delivery, Report, Wanted
@@ -408,6 +404,7 @@ def main() -> None:
             "verify": {"type": "str", "choices": ["stamp", "full"], "default": "stamp"},
             "progress_file": {"type": "path", "no_log": False},
             "job_file": {"type": "path"},
+            **VARIABLES,
         },
         add_file_common_args=True,
         mutually_exclusive=[("url", "files")],

@@ -56,6 +56,7 @@ options:
 extends_documentation_fragment:
   - volta.llm.machine
   - volta.llm.machine.nvidia_smi
+  - volta.llm.machine.variables
   - volta.llm.machine.attributes
 seealso:
   - module: volta.llm.gpu_inventory
@@ -214,6 +215,7 @@ nvidia_smi_processes:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.volta.llm.plugins.module_utils.arguments import MACHINE, NVIDIA_SMI, VARIABLES
 from ansible_collections.volta.llm.plugins.module_utils.machine import Machine
 from ansible_collections.volta.llm.plugins.module_utils.nvidia.link_report import REQUIRE, LinkRequest, report
 from ansible_collections.volta.llm.plugins.module_utils.nvidia.smi import NvidiaSmi
@@ -223,9 +225,9 @@ from ansible_collections.volta.llm.plugins.module_utils.results import finish
 def main() -> None:
     module = AnsibleModule(
         argument_spec={
-            "nvidia_smi": {"type": "str", "default": "nvidia-smi"},
-            "timeout": {"type": "float", "default": 30.0},
-            "sysroot": {"type": "path", "default": "/"},
+            **MACHINE,
+            **NVIDIA_SMI,
+            **VARIABLES,
             "gpus": {"type": "list", "elements": "str", "default": []},
             "require": {"type": "str", "choices": list(REQUIRE), "default": "any"},
             "min_links_per_pair": {"type": "int"},

@@ -79,6 +79,7 @@ options:
     default: 600.0
 extends_documentation_fragment:
   - volta.llm.machine
+  - volta.llm.machine.variables
   - volta.llm.machine.attributes
 """
 
@@ -180,10 +181,11 @@ faults:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.volta.llm.plugins.module_utils.arguments import MACHINE, VARIABLES
 from ansible_collections.volta.llm.plugins.module_utils.faults import as_text, is_fatal
 from ansible_collections.volta.llm.plugins.module_utils.machine import Machine
 from ansible_collections.volta.llm.plugins.module_utils.preflight import checks
-from ansible_collections.volta.llm.plugins.module_utils.results import finish
+from ansible_collections.volta.llm.plugins.module_utils.results import as_shown, finish
 
 
 def main() -> None:
@@ -218,8 +220,8 @@ def main() -> None:
             },
             "clock_reference": {"type": "float"},
             "max_clock_offset_s": {"type": "float", "default": 600.0},
-            "sysroot": {"type": "path", "default": "/"},
-            "timeout": {"type": "float", "default": 30.0},
+            **MACHINE,
+            **VARIABLES,
         },
         supports_check_mode=True,
     )
@@ -238,7 +240,7 @@ def main() -> None:
     checks.check_disks(machine, found, disks)
     checks.check_ports(machine, found, ports)
     checks.check_clock(machine, found, options["clock_reference"], options["max_clock_offset_s"])
-    for fault in found.faults:
+    for fault in as_shown(module, found.faults):
         if not is_fatal(fault):
             # A run that succeeds shows no results; a warning that nobody sees is none.
             module.warn(as_text([fault]))

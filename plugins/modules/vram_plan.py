@@ -230,6 +230,7 @@ faults:
 import re
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.volta.llm.plugins.module_utils.arguments import MACHINE, NVIDIA_SMI
 from ansible_collections.volta.llm.plugins.module_utils.compat import CACHE_TYPES
 from ansible_collections.volta.llm.plugins.module_utils.faults import FaultError
 from ansible_collections.volta.llm.plugins.module_utils.gguf import planning
@@ -271,9 +272,8 @@ def main() -> None:
             "compute_capability": {"type": "str"},
             "must_fit": {"type": "bool", "default": True},
             "http_headers": {"type": "dict", "no_log": True},
-            "sysroot": {"type": "path", "default": "/"},
-            "timeout": {"type": "float", "default": 30.0},
-            "nvidia_smi": {"type": "str", "default": "nvidia-smi"},
+            **MACHINE,
+            **NVIDIA_SMI,
         },
         mutually_exclusive=[("gpus", "gpus_mib")],
         supports_check_mode=True,

@@ -34,8 +34,8 @@ RESERVED_OPTIONS = {
     "CMAKE_CUDA_COMPILER": "cuda_root",
     "CUDAToolkit_ROOT": "cuda_root",
     "CMAKE_CUDA_HOST_COMPILER": "cuda_host_compiler",
-    "GGML_CUDA": "backend",
-    "LLAMA_BUILD_COMMIT": "commit",
+    "GGML_CUDA": "`backend`",
+    "LLAMA_BUILD_COMMIT": "`commit`",
     "LLAMA_BUILD_NUMBER": "build_number",
     "BUILD_SHARED_LIBS": "the module (releases ship shared libraries)",
     "GGML_BACKEND_DL": "the module (releases ship linked backends)",
@@ -232,7 +232,7 @@ def _check_build(request: Request) -> list[Fault]:
         if PurePosixPath(getattr(request, name)) == PurePosixPath("/"):
             bad(name, "is the root folder", "Write a folder of its own.")
     if request.prefix == request.build_directory:
-        bad("build_directory", "is the same folder as prefix", "Write two different folders.")
+        bad("build_directory", "is the same folder as `prefix`", "Write two different folders.")
     for target in request.targets:
         if not TARGET.match(target):
             bad("targets", f"{target!r} is not a target", "Write names such as llama-server.")

@@ -98,7 +98,7 @@ def _filesystem_fault(exc: OSError) -> Fault:
         "filesystem_error",
         subject,
         exc.strerror or str(exc),
-        "Check that prefix and build_directory can be written by the user who runs the module.",
+        "Check that `prefix` and `build_directory` can be written by the user who runs the module.",
     )
 
 

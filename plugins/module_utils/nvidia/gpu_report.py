@@ -282,7 +282,7 @@ def _judge_count(
                 "gpu_surplus",
                 "nvidia-smi",
                 f"{len(usable)} GPUs answer, {expected} expected",
-                f"set expected_count to {len(usable)}, and name the GPUs to use with `gpus`",
+                f"set expected_count to {len(usable)}, and let the server use only the GPUs that are meant",
             )
         )
     named_elsewhere = {*lost, *(gpu.values.get("bus_id") for gpu in listed)}

@@ -91,7 +91,7 @@ def check_system(machine: Machine, found: Findings, supported: Sequence[str], ar
             "os_unsupported",
             name or "/etc/os-release",
             f"this is {release.get('PRETTY_NAME', 'an unknown system')} ({name}); supported: {', '.join(supported)}",
-            "use a supported release; to try another one all the same, add it to preflight_supported_os",
+            "use a supported release; to try another one all the same, add it to supported_os",
         )
     uname = machine.run(["uname", "-m"])
     architecture = uname.stdout.strip() if uname.ok else None
@@ -146,7 +146,7 @@ def check_memory(machine: Machine, found: Findings, least_mib: int) -> None:
             "memory_short",
             "memory",
             f"{'an unknown amount' if total is None else f'{total} MiB'}, {least_mib} MiB are needed",
-            "add memory, or lower preflight_min_memory_mib if less is known to do",
+            "add memory, or lower min_memory_mib if less is known to do",
         )
 
 

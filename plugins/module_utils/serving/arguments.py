@@ -132,7 +132,7 @@ def plan(settings: Settings, around: Surroundings) -> Plan:
     if settings.backend == "cpu":
         gpu_count = None
         if split or settings.gpus:
-            faults.append(_invalid("backend", "cpu uses no GPU, but gpus or tensor_split is set", "Remove them."))
+            faults.append(_invalid("backend", "cpu uses no GPU, but `gpus` or `tensor_split` is set", "Remove them."))
     elif split and gpu_count is not None and len(split) != gpu_count:
         faults.append(
             CATALOGUE.fault(
@@ -419,8 +419,12 @@ def _check_extra(settings: Settings, around: Surroundings) -> list[Fault]:
 
 
 def _managed(where: str, name: str, setting: str) -> Fault:
-    how = "computed from context_per_request and parallel" if setting == "context_per_request" else f"set by {setting}"
-    return CATALOGUE.fault("argument_managed", where, f"{name} is {how}", f"Use {setting} instead.")
+    how = (
+        "computed from `context_per_request` and `parallel`"
+        if setting == "context_per_request"
+        else f"set by `{setting}`"
+    )
+    return CATALOGUE.fault("argument_managed", where, f"{name} is {how}", f"Use `{setting}` instead.")
 
 
 def _unknown_flag(flag: str, flags: frozenset[str]) -> Fault:

@@ -38,7 +38,7 @@ CATALOGUE = Catalogue(
             "argument_managed",
             "error",
             "extra_args or environment sets what a setting of its own controls.",
-            "extra_args: --ctx-size is computed from context_per_request and parallel",
+            "extra_args: --ctx-size is computed from `context_per_request` and `parallel`",
         ),
         FaultKind(
             "argument_unknown",

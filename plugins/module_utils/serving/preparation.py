@@ -136,7 +136,7 @@ def inspect_engine(binary: str, runner: Runner = run) -> tuple[Engine, list[Faul
     """What the installed engine can do: from the manifest of its release, else from its help text."""
     program = Path(binary)
     if not os.access(program, os.X_OK) or not program.is_file():
-        remedy = "Build it with role llama_cpp, or correct binary."
+        remedy = "Build it with role llama_cpp, or correct `binary`."
         return Engine(missing=True), [CATALOGUE.fault("engine_missing", binary, "no such program", remedy)]
     manifest = _manifest(program)
     version = manifest.get("version")

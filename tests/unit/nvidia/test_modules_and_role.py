@@ -158,6 +158,9 @@ def test_several_faults_of_both_modules_are_one_failure_on_the_simulator(simulat
         "nvlink_inactive",
     ]
     assert done.stdout.count("fatal: [localhost]") == 1
+    failure = done.stdout.split("PLAY RECAP")[0].split("FAILED! => ")[-1]
+    for variable in ("gpu_verify_expected_count", "`gpu_verify_min_links_per_pair`"):
+        assert variable in failure, "what to set is named as the operator of the role knows it"
 
 
 def test_a_lost_card_is_said_once_on_the_simulator(simulated: Simulated) -> None:

@@ -1,0 +1,95 @@
+# Copyright: The volta.llm authors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""How modules end, and that a role's faults name the role's variables, which are all that its operator has."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import pytest
+from ansible_collections.volta.llm.plugins.module_utils.faults import Fault, as_text
+from ansible_collections.volta.llm.plugins.module_utils.results import finish
+from ansible_collections.volta.llm.plugins.module_utils.serving.arguments import Settings, Surroundings, plan
+
+
+class Ended(Exception):
+    """A module ended; ``results`` as it gave them, ``msg`` only where it failed."""
+
+    def __init__(self, results: dict[str, Any]) -> None:
+        self.results = results
+
+
+class Module:
+    def __init__(self, **params: Any) -> None:
+        self.params = params
+
+    def exit_json(self, **results: Any) -> NoReturn:
+        raise Ended(results)
+
+    def fail_json(self, msg: str, **results: Any) -> NoReturn:
+        raise Ended({"msg": msg, **results})
+
+
+def ended(faults: list[Fault], **params: Any) -> dict[str, Any]:
+    with pytest.raises(Ended) as end:
+        finish(Module(**params), faults, changed=False)
+    results: dict[str, Any] = end.value.results
+    return results
+
+
+def of_role(subject: str, message: str = "", remedy: str = "") -> dict[str, str]:
+    options = dict.fromkeys(("host", "api_keys", "api_key_file", "cache_type_v", "parallel", "files"))
+    (fault,) = ended([Fault("some_code", subject, message, remedy)], variable_prefix="web_", **options)["faults"]
+    assert fault["code"] == "some_code"
+    return fault
+
+
+@pytest.mark.parametrize(
+    ("subject", "shown"),
+    [
+        ("host", "web_host"),
+        ("api_keys[3]", "web_api_keys[3]"),
+        ("files: a.gguf", "web_files: a.gguf"),
+        ("hostname", "hostname"),
+        ("the host", "the host"),
+        ("0.0.0.0:8080", "0.0.0.0:8080"),
+        ("variable_prefix", "variable_prefix"),
+    ],
+)
+def test_a_subject_that_is_an_option_is_the_role_s_variable(subject: str, shown: str) -> None:
+    assert of_role(subject)["subject"] == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("Set api_keys (openssl makes one).", "Set web_api_keys (openssl makes one)."),
+        ("Use api_keys, or api_key_file.", "Use web_api_keys, or web_api_key_file."),
+        ("Write cache_type_v=f16.", "Write web_cache_type_v=f16."),
+        ("set by `parallel`", "set by `web_parallel`"),
+        # Words of the language, other names that hold one, and paths stay.
+        ("a host in parallel", "a host in parallel"),
+        ("old_api_keys and api_keys_old", "old_api_keys and api_keys_old"),
+        ("read /etc/api_keys and api_keys.txt", "read /etc/api_keys and api_keys.txt"),
+        ("already web_api_keys", "already web_api_keys"),
+        ("run `parallel --jobs 2`", "run `parallel --jobs 2`"),
+    ],
+)
+def test_a_message_names_the_role_s_variables(text: str, shown: str) -> None:
+    fault = of_role("x", text, text)
+    assert (fault["message"], fault["remedy"]) == (shown, shown)
+
+
+def test_a_failure_and_its_list_of_faults_say_the_same() -> None:
+    faults = list(plan(Settings("/m/a.gguf", host="0.0.0.0", extra_args=["-np", "2"]), Surroundings()).faults)
+    results = ended(faults, variable_prefix="llama_server_", **Settings("").__dict__)
+    assert results["msg"] == as_text(Fault(**fault) for fault in results["faults"])
+    assert "[open_without_key] llama_server_host: " in results["msg"]
+    assert "Set llama_server_api_keys (" in results["msg"]
+    assert "Use `llama_server_parallel` instead." in results["msg"]
+
+
+@pytest.mark.parametrize("params", [{}, {"variable_prefix": ""}, {"variable_prefix": None}])
+def test_without_a_role_options_keep_their_names(params: dict[str, Any]) -> None:
+    results = ended([Fault("some_code", "host", "api_keys", "")], host="::", api_keys=[], **params)
+    assert results["msg"] == "[some_code] host: api_keys"
