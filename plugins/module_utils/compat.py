@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from .faults import Catalogue, Fault, FaultKind
+from .faults import CMAKE_TOO_OLD, Catalogue, Fault, FaultKind
 
 Version = tuple[int, ...]
 
@@ -61,12 +61,7 @@ FAULTS = Catalogue(
             "nvcc of this toolkit refuses the host compiler.",
             "CUDA 12.2 takes gcc up to 12, 13 is given",
         ),
-        FaultKind(
-            "cmake_too_old",
-            "error",
-            "cmake is older than the engine's build needs.",
-            "cmake 3.16 is older than 3.18",
-        ),
+        CMAKE_TOO_OLD,
         FaultKind(
             "driver_cannot_decompress",
             "error",

@@ -30,6 +30,33 @@ class FaultKind:
     example: str
 
 
+#: Kinds that more than one catalogue has: whatever part reports them, a code means one thing.
+CMAKE_TOO_OLD = FaultKind(
+    "cmake_too_old",
+    "error",
+    "cmake is older than the engine's source or the CUDA language support requires.",
+    "cmake: version 3.16.3, at least 3.18 is needed",
+)
+DISK_FULL = FaultKind(
+    "disk_full",
+    "critical",
+    "A file system has no room for what is still to be written.",
+    "/srv/models: 107 GB are missing, 80.1 GB are free",
+)
+PORT_TAKEN = FaultKind(
+    "port_taken",
+    "critical",
+    "Another program listens where a service is to listen.",
+    "127.0.0.1:8080: taken by nginx (pid 812, unit nginx.service)",
+)
+SOURCE_UNREACHABLE = FaultKind(
+    "source_unreachable",
+    "error",
+    "A source did not answer: name resolution, connection, TLS, no bytes for too long, or an overloaded server.",
+    "https://pypi.org/simple/llama-cpp-python/: [Errno -3] Temporary failure in name resolution",
+)
+
+
 @dataclass(frozen=True)
 class Fault:
     """One thing that is wrong.
@@ -58,8 +85,9 @@ class Catalogue:
                 raise ValueError(f"fault {kind.code}: unknown severity {kind.severity!r}")
             if kind.code in self.kinds:
                 raise ValueError(f"fault {kind.code} is declared twice in {area}")
+            if _KINDS.setdefault(kind.code, kind) != kind:
+                raise ValueError(f"fault {kind.code} of {area} has another meaning elsewhere")
             self.kinds[kind.code] = kind
-            _SEVERITY_OF[kind.code] = kind.severity
 
     def fault(self, code: str, subject: str, message: str, remedy: str) -> Fault:
         """Make a fault of a declared kind; an undeclared code is a programming error (KeyError)."""
@@ -74,18 +102,23 @@ class FaultError(Exception):
         self.fault = fault
 
 
-_SEVERITY_OF: dict[str, str] = {}
+#: Every declared kind by code; where a code is in several catalogues it is the same kind.
+_KINDS: dict[str, FaultKind] = {}
+
+
+def _severity(fault: Fault) -> str:
+    return _KINDS[fault.code].severity if fault.code in _KINDS else "error"
 
 
 def by_severity(faults: Iterable[Fault]) -> list[Fault]:
     """Most serious first; within one severity the order in which they were found. Duplicates are dropped."""
     unique = list(dict.fromkeys(faults))
-    return sorted(unique, key=lambda fault: SEVERITIES.index(_SEVERITY_OF.get(fault.code, "error")))
+    return sorted(unique, key=lambda fault: SEVERITIES.index(_severity(fault)))
 
 
 def is_fatal(fault: Fault) -> bool:
     """True unless the kind is declared a warning."""
-    return _SEVERITY_OF.get(fault.code, "error") != "warning"
+    return _severity(fault) != "warning"
 
 
 def in_variables(faults: Iterable[Fault], prefix: str, options: Iterable[str]) -> list[Fault]:

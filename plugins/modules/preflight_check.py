@@ -167,7 +167,7 @@ clock_offset_s:
 faults:
   description:
     - Everything that was found wrong, most serious first. The task fails when one is more than a warning.
-    - Codes are C(os_unsupported), C(architecture_unsupported), C(init_not_systemd), C(apt_missing), C(system_python_too_old),
+    - Codes are C(os_unsupported), C(processor_unsupported), C(init_not_systemd), C(apt_missing), C(system_python_too_old),
       C(memory_short), C(disk_short), C(disk_unknown), C(port_taken), C(clock_wrong) and the warnings C(dpkg_unfinished) and
       C(python_not_system).
   returned: always

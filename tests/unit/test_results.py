@@ -4,10 +4,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import pytest
-from ansible_collections.volta.llm.plugins.module_utils.faults import Fault, as_text
+from ansible_collections.volta.llm.plugins.module_utils.faults import Catalogue, Fault, FaultKind, as_text
 from ansible_collections.volta.llm.plugins.module_utils.results import finish
 from ansible_collections.volta.llm.plugins.module_utils.serving.arguments import Settings, Surroundings, plan
 
@@ -93,3 +94,11 @@ def test_a_failure_and_its_list_of_faults_say_the_same() -> None:
 def test_without_a_role_options_keep_their_names(params: dict[str, Any]) -> None:
     results = ended([Fault("some_code", "host", "api_keys", "")], host="::", api_keys=[], **params)
     assert results["msg"] == "[some_code] host: api_keys"
+
+
+def test_a_code_means_one_thing_whichever_part_reports_it() -> None:
+    shared = FaultKind("one_meaning", "warning", "A test's own kind.", "x")
+    Catalogue("here", [shared])
+    assert Catalogue("there", [shared]).fault("one_meaning", "x", "y", "z").code == "one_meaning"
+    with pytest.raises(ValueError, match="one_meaning of elsewhere has another meaning"):
+        Catalogue("elsewhere", [replace(shared, severity="critical")])

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from ..faults import Catalogue, FaultKind
+from ..faults import CMAKE_TOO_OLD, DISK_FULL, SOURCE_UNREACHABLE, Catalogue, FaultKind
 
 CATALOGUE = Catalogue(
     "engine",
@@ -41,12 +41,7 @@ CATALOGUE = Catalogue(
             "A program that the build needs is not installed.",
             "ninja: not found in PATH",
         ),
-        FaultKind(
-            "cmake_too_old",
-            "error",
-            "cmake is older than the source or the CUDA language support requires.",
-            "cmake: version 3.16.3, at least 3.18 is needed",
-        ),
+        CMAKE_TOO_OLD,
         FaultKind(
             "nvcc_missing",
             "error",
@@ -90,12 +85,7 @@ CATALOGUE = Catalogue(
             "OpenSSL: the development files were not found",
         ),
         # Where the source comes from.
-        FaultKind(
-            "source_unreachable",
-            "error",
-            "The source could not be fetched: name resolution, connection, TLS, or a server error.",
-            "https://pypi.org/simple/llama-cpp-python/: [Errno -3] Temporary failure in name resolution",
-        ),
+        SOURCE_UNREACHABLE,
         FaultKind(
             "source_not_found",
             "error",
@@ -157,12 +147,7 @@ CATALOGUE = Catalogue(
             "A compiler was killed for want of memory, also with fewer jobs.",
             "memory: the compiler was killed with 2 jobs and 1.1 GiB available",
         ),
-        FaultKind(
-            "disk_full",
-            "error",
-            "A file system is full.",
-            "/var/lib/llama-build: no space left on device",
-        ),
+        DISK_FULL,
         FaultKind(
             "cmake_option_unused",
             "warning",

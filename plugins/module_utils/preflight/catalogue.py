@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from ..faults import Catalogue, FaultKind
+from ..faults import PORT_TAKEN, Catalogue, FaultKind
 
 CATALOGUE = Catalogue(
     "preflight",
@@ -16,7 +16,7 @@ CATALOGUE = Catalogue(
             "this is Ubuntu 20.04.6 LTS (ubuntu-20.04); supported: ubuntu-22.04, ubuntu-24.04, debian-12, debian-13",
         ),
         FaultKind(
-            "architecture_unsupported",
+            "processor_unsupported",
             "critical",
             "The processor architecture is not supported.",
             "the machine is aarch64; supported: x86_64",
@@ -53,12 +53,7 @@ CATALOGUE = Catalogue(
             "The free space of a file system could not be found out.",
             "df gave no answer for /srv within 30 s",
         ),
-        FaultKind(
-            "port_taken",
-            "error",
-            "Another program listens where a service is to listen.",
-            "127.0.0.1:8080 is taken by nginx (pid 812, unit nginx.service)",
-        ),
+        PORT_TAKEN,
         FaultKind(
             "clock_wrong",
             "error",

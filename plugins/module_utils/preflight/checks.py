@@ -98,7 +98,7 @@ def check_system(machine: Machine, found: Findings, supported: Sequence[str], ar
     found.facts["architecture"] = architecture
     if architecture not in architectures:
         found.fault(
-            "architecture_unsupported",
+            "processor_unsupported",
             architecture or "uname -m",
             f"the machine is {architecture or 'of an unknown architecture'}; supported: {', '.join(architectures)}",
             "use a supported machine",

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from ..faults import Catalogue, FaultKind
+from ..faults import PORT_TAKEN, Catalogue, FaultKind
 
 CATALOGUE = Catalogue(
     "serving",
@@ -70,12 +70,7 @@ CATALOGUE = Catalogue(
             "The engine's program is not there or does not run.",
             "/opt/llama.cpp/current/bin/llama-server: no such program",
         ),
-        FaultKind(
-            "port_taken",
-            "critical",
-            "Another program listens on the port.",
-            "127.0.0.1:8080: taken by nginx (pid 812, unit nginx.service)",
-        ),
+        PORT_TAKEN,
         # The unit.
         FaultKind(
             "unit_invalid",

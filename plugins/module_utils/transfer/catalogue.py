@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from ..faults import Catalogue, FaultKind
+from ..faults import DISK_FULL, SOURCE_UNREACHABLE, Catalogue, FaultKind
 
 CATALOGUE = Catalogue(
     "transfer",
@@ -15,12 +15,7 @@ CATALOGUE = Catalogue(
             "An option has a value that cannot work; nothing was done.",
             "sha256 has 63 characters, a SHA-256 has 64 hexadecimal digits",
         ),
-        FaultKind(
-            "disk_full",
-            "critical",
-            "The file system of the destination has no room for what is still missing.",
-            "107 GB are missing, /srv/models has 80.1 GB free",
-        ),
+        DISK_FULL,
         FaultKind(
             "dest_not_writable",
             "critical",
@@ -75,12 +70,7 @@ CATALOGUE = Catalogue(
             "The source, or the content server behind it, refuses again and again (403).",
             "cdn.example.org refuses the link that example.org signed (403 Forbidden, 3 times)",
         ),
-        FaultKind(
-            "source_unreachable",
-            "error",
-            "No connection, no answer, no bytes for too long, or an overloaded server, in spite of retries.",
-            "no bytes for 30 s, 5 attempts",
-        ),
+        SOURCE_UNREACHABLE,
         FaultKind(
             "source_misbehaves",
             "error",

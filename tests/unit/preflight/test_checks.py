@@ -120,7 +120,7 @@ def test_everything_wrong_comes_at_once(capture: Capture) -> None:
 
     assert codes(found) == [
         "os_unsupported",
-        "architecture_unsupported",
+        "processor_unsupported",
         "init_not_systemd",
         "apt_missing",
         "system_python_too_old",
