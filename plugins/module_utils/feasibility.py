@@ -55,7 +55,7 @@ class Request:
     driver: str = ""
     flavour: str = ""
     cuda: str = ""
-    llama_cpp: str = ""
+    engine: str = ""
     overhead_mib: float | None = None
     read_machine: bool = True
     nvidia_smi: str = "nvidia-smi"
@@ -110,7 +110,7 @@ def consider(request: Request, machine: Machine, timeout: float = 30.0) -> Verdi
         # Where no server is set up yet its model has no place either.
         replace(server, model=server.model or "/model.gguf"),
         Surroundings(
-            engine_version=_release(request.llama_cpp),
+            engine_version=_release(request.engine),
             architecture=architecture,
             model_context=_context(found.header),
             gpu_bus_ids=cards.bus_ids if cuda else (),
@@ -139,7 +139,7 @@ def consider(request: Request, machine: Machine, timeout: float = 30.0) -> Verdi
     parts = {
         "driver": driver,
         "CUDA": request.cuda if cuda else "",
-        "llama.cpp": request.llama_cpp,
+        "llama.cpp": request.engine,
         "model": architecture or "",
         "GPU": ", ".join(dict.fromkeys(gpu.product for gpu in in_use)),
     }
@@ -230,10 +230,10 @@ def find_cards(request: Request, machine: Machine) -> Cards:
         try:
             gpus = planning.named_gpus(request.gpus)
         except FaultError as exc:
-            return Cards(faults=[exc.fault])
+            return Cards(faults=[replace(exc.fault, subject="GPUs", remedy=NO_GPUS)])
         return Cards(gpus, pci_id=_one_kind(gpus))
     if not request.read_machine:
-        return Cards(faults=[FAULTS.fault("plan_no_gpus", "gpus", "no GPU is named and no machine is read", NO_GPUS)])
+        return Cards(faults=[FAULTS.fault("plan_no_gpus", "GPUs", "none is named and no machine is read", NO_GPUS)])
     bus_ids, _ = inspect_gpus(machine)
     try:
         gpus = planning.detected_gpus(machine, request.nvidia_smi)
@@ -255,7 +255,7 @@ def find_cards(request: Request, machine: Machine) -> Cards:
     if not gpus:
         note = "no GPU is visible on this machine: memory is planned when plan_gpus names them"
         return Cards(notes=[note] if request.server.backend == "cuda" else [])
-    note = "no driver answers yet: the GPUs are taken from their PCI ids"
+    note = "nvidia-smi does not say what GPUs there are: they are taken from their PCI ids"
     return Cards(gpus, bus_ids, _one_kind(gpus), notes=[note])
 
 
@@ -293,7 +293,7 @@ def _combination(
                 "gpu": product,
                 "gpu_count": gpu_count or None if cuda else None,
                 "cuda": request.cuda if cuda else None,
-                "llama_cpp": _release(request.llama_cpp) or request.llama_cpp,
+                "llama_cpp": _release(request.engine) or request.engine,
                 "architecture": architecture,
                 "split_mode": mode if cuda and server.split_mode in SPLIT_MODES else None,
                 # auto is never refused, and would only lengthen what is shown.

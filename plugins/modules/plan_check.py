@@ -66,7 +66,7 @@ options:
     description: CUDA toolkit that compiles the engine, as V(12.2).
     type: str
     default: ''
-  llama_cpp:
+  engine:
     description: llama.cpp by release (V(0.5.0)) or build number (V(b10809)).
     type: str
     default: ''
@@ -145,6 +145,7 @@ options:
 extends_documentation_fragment:
   - volta.llm.machine
   - volta.llm.machine.nvidia_smi
+  - volta.llm.machine.variables
   - volta.llm.machine.attributes
 seealso:
   - module: volta.llm.compat_check
@@ -159,7 +160,7 @@ EXAMPLES = r"""
     gpus: 4 x V100-SXM2-32GB
     read_machine: false
     driver: "535"
-    llama_cpp: 0.5.0
+    engine: 0.5.0
     parallel: 64
     context_per_request: 262144
   delegate_to: localhost
@@ -237,6 +238,7 @@ faults:
 """
 
 from ansible.module_utils.basic import AnsibleModule
+from ansible_collections.volta.llm.plugins.module_utils.arguments import MACHINE, NVIDIA_SMI, VARIABLES
 from ansible_collections.volta.llm.plugins.module_utils.feasibility import Request, consider
 from ansible_collections.volta.llm.plugins.module_utils.machine import Machine
 from ansible_collections.volta.llm.plugins.module_utils.results import finish
@@ -250,7 +252,7 @@ SERVER = (
 #: Options that are the request's by the same name.
 REQUEST = (
     *("model", "model_name", "files", "sources", "token", "gpus", "read_machine", "driver", "flavour", "cuda"),
-    *("llama_cpp", "overhead_mib", "nvidia_smi"),
+    *("engine", "overhead_mib", "nvidia_smi"),
 )
 
 
@@ -269,7 +271,7 @@ def main() -> None:
             "driver": text,
             "flavour": text,
             "cuda": text,
-            "llama_cpp": text,
+            "engine": text,
             "overhead_mib": {"type": "float"},
             "alias": text,
             "host": {"type": "str", "default": "127.0.0.1"},
@@ -288,9 +290,9 @@ def main() -> None:
             "api_keys": {"type": "list", "elements": "str", "default": [], "no_log": True},
             "extra_args": {"type": "list", "elements": "str", "default": []},
             "environment": {"type": "dict", "default": {}},
-            "sysroot": {"type": "path", "default": "/"},
-            "timeout": {"type": "float", "default": 30.0},
-            "nvidia_smi": {"type": "str", "default": "nvidia-smi"},
+            **MACHINE,
+            **NVIDIA_SMI,
+            **VARIABLES,
         },
         supports_check_mode=True,
     )

@@ -1,0 +1,71 @@
+# Copyright: The volta.llm authors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""The role's documented variables are its variables, and what it takes over falls back to what the other role does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[3]
+TAKEN = re.compile(r"(\w+) \| default\(('[^']*'|\[\]|\d+)\)")
+
+
+def load(role: str, path: str) -> dict[str, Any]:
+    return yaml.safe_load((ROOT / "roles" / role / path).read_text(encoding="utf-8")) or {}
+
+
+DEFAULTS = load("plan", "defaults/main.yml")
+
+
+def owner(variable: str) -> str | None:
+    """The role that has the variable, null when it is not there (yet)."""
+    for folder in sorted((ROOT / "roles").iterdir()):
+        path = folder / "defaults" / "main.yml"
+        if path.is_file() and variable in (yaml.safe_load(path.read_text(encoding="utf-8")) or {}):
+            return folder.name
+    return None
+
+
+def taken_over() -> list[tuple[str, str]]:
+    """(variable, fallback) of other roles' variables in the defaults and the tasks."""
+    texts = [str(value) for value in DEFAULTS.values()]
+    texts.append((ROOT / "roles/plan/tasks/main.yml").read_text(encoding="utf-8"))
+    pairs = {pair for text in texts for pair in TAKEN.findall(text)}
+    return sorted((name, fallback) for name, fallback in pairs if not name.startswith("__"))
+
+
+def test_defaults_and_argument_specs_are_the_same_set_with_the_same_values() -> None:
+    options = load("plan", "meta/argument_specs.yml")["argument_specs"]["main"]["options"]
+
+    assert {name: option["default"] for name, option in options.items()} == DEFAULTS
+    assert all(name.startswith("plan_") for name in DEFAULTS)
+
+
+def test_every_default_says_what_it_is() -> None:
+    lines = (ROOT / "roles/plan/defaults/main.yml").read_text(encoding="utf-8").splitlines()
+
+    for number, line in enumerate(lines):
+        if re.match(r"plan_\w+:", line):
+            assert lines[number - 1].startswith("# "), line
+
+
+def test_variables_of_other_roles_are_taken_over() -> None:
+    names = {name for name, _ in taken_over()}
+
+    assert {"llama_server_parallel", "llama_server_host", "llama_cpp_version", "model_files"} <= names
+
+
+@pytest.mark.parametrize(("name", "fallback"), taken_over())
+def test_a_fallback_is_the_other_roles_default(name: str, fallback: str) -> None:
+    role = owner(name)
+    if role is None:
+        # Roles to come: nothing is assumed about what they will have.
+        assert name in ("nvidia_driver_branch", "nvidia_driver_flavour", "cuda_toolkit_version")
+        assert fallback == "''" or name == "nvidia_driver_branch"
+        return
+    assert yaml.safe_load(fallback) == load(role, "defaults/main.yml")[name]
