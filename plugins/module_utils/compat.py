@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .faults import CMAKE_TOO_OLD, Catalogue, Fault, FaultKind
+from .nvidia.products import PRODUCTS, compute_capability_of, device_id
 
 Version = tuple[int, ...]
 
@@ -121,23 +122,31 @@ class Gpu:
 
 
 VOLTA = (7, 0)
-#: PCI ids and products of compute capability 7.0 (the PCI id database, pci-ids.ucw.cz, vendor 10de), and the GPUs the
-#: project is tested on. A V100 is recognised by id: an old pci.ids shows nothing but "Device 1db6".
-GPUS = (
-    Gpu("1d81", "TITAN V", VOLTA, 12288),
-    Gpu("1db1", "Tesla V100-SXM2-16GB", VOLTA, 16384),
-    Gpu("1db2", "Tesla V100-DGXS-16GB", VOLTA, 16384),
-    Gpu("1db3", "Tesla V100-FHHL-16GB", VOLTA, 16384),
-    Gpu("1db4", "Tesla V100-PCIE-16GB", VOLTA, 16384),
-    Gpu("1db5", "Tesla V100-SXM2-32GB", VOLTA, 32768),
-    Gpu("1db6", "Tesla V100-PCIE-32GB", VOLTA, 32768),
-    Gpu("1db7", "Tesla V100-DGXS-32GB", VOLTA, 32768),
-    Gpu("1db8", "Tesla V100-SXM3-32GB", VOLTA, 32768),
-    Gpu("1dba", "Quadro GV100", VOLTA, 32768),
-    Gpu("1df5", "Tesla V100-SXM2-16GB", VOLTA, 16384),
-    Gpu("1df6", "Tesla V100S-PCIE-32GB", VOLTA, 32768),
-    Gpu("2335", "NVIDIA H200", (9, 0), 143771),
-)
+#: Memory in MiB of the GPUs judged: all of compute capability 7.0 that were sold, and those the project is tested on.
+_MEMORY_MIB = {
+    "1d81": 12288,
+    "1db1": 16384,
+    "1db2": 16384,
+    "1db3": 16384,
+    "1db4": 16384,
+    "1db5": 32768,
+    "1db6": 32768,
+    "1db7": 32768,
+    "1db8": 32768,
+    "1dba": 32768,
+    "1df5": 16384,
+    "1df6": 32768,
+    "2335": 143771,
+}
+
+
+def _gpu(pci_id: str, memory_mib: int) -> Gpu:
+    major, minor = (compute_capability_of(pci_id) or "").split(".")
+    return Gpu(pci_id, PRODUCTS[pci_id], (int(major), int(minor)), memory_mib)
+
+
+#: A V100 is recognised by id: an old pci.ids shows nothing but "Device 1db6".
+GPUS = tuple(_gpu(pci_id, memory_mib) for pci_id, memory_mib in _MEMORY_MIB.items())
 
 #: CUDA version each driver branch brings (NVIDIA, CUDA Toolkit release notes, table "CUDA Toolkit and Corresponding
 #: Driver Versions").
@@ -617,9 +626,9 @@ def find_gpu(text: str) -> Gpu | None:
     A name without a memory size (``V100-SXM2``) finds the one of the larger memory. Null for what the table lacks.
     """
     word = text.strip().lower()
-    device = re.fullmatch(r"(?:(?:0x)?10de:)?(?:0x)?([0-9a-f]{4})", word)
+    device = device_id(word)
     if device:
-        return next((gpu for gpu in GPUS if gpu.pci_id == device[1]), None)
+        return next((gpu for gpu in GPUS if gpu.pci_id == device), None)
     words = _product_words(word)
     exact = [gpu for gpu in GPUS if "".join(_product_words(gpu.product)) == "".join(words)]
     partial = [gpu for gpu in GPUS if words and _product_words(gpu.product)[: len(words)] == words]
