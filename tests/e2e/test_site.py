@@ -87,7 +87,7 @@ def test_the_endpoint_answers_a_client_on_another_machine(bench: Bench) -> None:
         ask(bench, "/v1/chat/completions", {"messages": []}, key="not-the-key")
 
 
-@pytest.mark.parametrize("stage", ["host", "gpu", "model", "engine", "serve"])
+@pytest.mark.parametrize("stage", ["plan", "host", "gpu", "model", "engine", "serve"])
 def test_each_stage_runs_alone_by_its_tag(bench: Bench, stage: str) -> None:
     converged = bench.converge("--tags", stage)
     assert converged.status == 0
