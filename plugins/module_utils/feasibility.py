@@ -135,7 +135,7 @@ def consider(request: Request, machine: Machine, timeout: float = 30.0) -> Verdi
     if answer is not None and not cuda:
         notes.append("backend cpu uses no GPU: the table says what the model would take, and decides nothing")
 
-    lines = planning.table(answer, in_use) if answer else [_unplanned(found, cards, wrong)]
+    lines = planning.table(answer, in_use) if answer else [_unplanned(found, cards, wrong, cuda)]
     parts = {
         "driver": driver,
         "CUDA": request.cuda if cuda else "",
@@ -323,7 +323,7 @@ def _memory(request: Request, found: Found, gpus: Sequence[Gpu], split_wrong: bo
     return planning.answer(found.name, found.header, planning.settings_of(parameters, gpus))
 
 
-def _unplanned(found: Found, cards: Cards, wrong: set[str]) -> str:
+def _unplanned(found: Found, cards: Cards, wrong: set[str], cuda: bool) -> str:
     """Why there is no table."""
     if found.header is None:
         why = (
@@ -332,7 +332,7 @@ def _unplanned(found: Found, cards: Cards, wrong: set[str]) -> str:
             else "no model is named: set plan_model or model_files"
         )
     elif not cards.gpus:
-        why = "the GPUs are not known"
+        why = "the GPUs are not known" if cuda else "backend cpu uses no GPU, and none is known"
     else:
         why = f"wrong settings: {', '.join(sorted(wrong.intersection(NEEDED)))}" if wrong else "see the faults"
     return f"memory is not planned: {why}"

@@ -204,6 +204,9 @@ def test_a_machine_without_gpus_yet_gets_a_note(tmp_path: Path) -> None:
 
     assert codes(verdict) == []
     assert any("no GPU is visible" in note for note in verdict.notes)
+    on_cpu = ask(Machine(str(tmp_path)), model=REFERENCE, gpus="", read_machine=True, server=server(backend="cpu"))
+    assert on_cpu.lines[0] == "memory is not planned: backend cpu uses no GPU, and none is known"
+    assert not any("no GPU is visible" in note for note in on_cpu.notes)
 
 
 def test_nvidia_smi_is_believed_before_pci_ids(bare: Path) -> None:
