@@ -72,12 +72,11 @@ replaced:
   sample: {uuid: 4, serial: 4, mac: 0, address: 0, host: 1}
 """
 
-import os
-import tempfile
 from pathlib import Path
 
 from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.volta.llm.plugins.module_utils.arguments import MACHINE, NVIDIA_SMI
+from ansible_collections.volta.llm.plugins.module_utils.files import replace_file
 from ansible_collections.volta.llm.plugins.module_utils.nvidia import capture
 
 
@@ -96,7 +95,7 @@ def main() -> None:
     )
     if not module.check_mode:
         try:
-            write(dest, capture.archive(taken))
+            replace_file(dest, capture.archive(taken), 0o600)
         except OSError as exc:
             module.fail_json(msg=f"{dest} cannot be written: {exc.strerror}; name a file in a folder that exists")
     module.exit_json(
@@ -107,20 +106,6 @@ def main() -> None:
         left_out=taken.left_out,
         replaced=taken.replaced,
     )
-
-
-def write(dest: Path, data: bytes) -> None:
-    """Whole or not at all."""
-    handle, name = tempfile.mkstemp(dir=dest.parent, prefix=f".{dest.name}.")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-            stream.flush()
-            os.fsync(stream.fileno())
-        Path(name).replace(dest)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 if __name__ == "__main__":

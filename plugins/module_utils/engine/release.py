@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..faults import Fault, FaultError
+from ..files import sync_folder
 from ..machine import Completed
 from .capabilities import Capabilities, parse_help
 from .catalogue import CATALOGUE
@@ -234,14 +235,6 @@ def write_manifest(partial: Path, content: Mapping[str, Any]) -> None:
         os.fsync(out.fileno())
     for folder in (partial / "bin", partial / "lib", partial):
         sync_folder(folder)
-
-
-def sync_folder(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 # --- Proof ----------------------------------------------------------------------------------------------------------

@@ -9,14 +9,13 @@ volta.left_out, the shard keys are dropped since all tensors are in this one lis
 
 from __future__ import annotations
 
-import os
 import struct
-import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..faults import Fault
+from ..files import replace_file
 from .faults import FAULTS
 from .reader import Counted, Header, Tensor
 from .types import ARRAY, BOOL, STRING, VALUE_TYPES
@@ -50,26 +49,11 @@ def keep_header(header: Header, path: Path, write: bool = True) -> tuple[bool, l
         if path.is_file() and path.read_bytes() == content:
             return False, []
         if write:
-            save(content, path)
+            replace_file(path, content)
     except OSError as exc:
         message = f"the header cannot be written: {exc.strerror}"
         return False, [FAULTS.fault("gguf_header_not_saved", str(path), message, "Give a path in a writable folder.")]
     return True, []
-
-
-def save(content: bytes, path: Path) -> None:
-    """Put a saved header in place, whole or not at all. OSError as it comes."""
-    descriptor, partial = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as handle:
-            handle.write(content)
-            handle.flush()
-            os.fsync(handle.fileno())
-        Path(partial).chmod(0o644)
-        Path(partial).replace(path)
-    except BaseException:
-        Path(partial).unlink(missing_ok=True)
-        raise
 
 
 def _string(text: str) -> bytes:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..faults import Fault, FaultError
+from ..files import replace_file
 from ..machine import Completed, run
 from .catalogue import CATALOGUE
 
@@ -149,8 +150,8 @@ class Service:
         if file_differs:
             self._verify()
             if before is not None and not self.former.exists():
-                _write(self.former, before)
-            _write(self.path, self.wanted.content)
+                replace_file(self.former, before.encode())
+            replace_file(self.path, self.wanted.content.encode())
         if file_differs or now.needs_reload:
             self._systemctl("daemon-reload")
         if "stopped" in changes:
@@ -237,7 +238,7 @@ class Service:
                 self.path.unlink(missing_ok=True)
                 self._systemctl("daemon-reload", must=False)
             return False
-        _write(self.path, former)
+        replace_file(self.path, former.encode())
         self._systemctl("daemon-reload", must=False)
         self._systemctl("reset-failed", self.name, must=False)
         back = False
@@ -268,19 +269,3 @@ def _read(path: Path) -> str | None:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
         return None
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace a file whole: whoever reads it sees the old text or the new one."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    partial = Path(name)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as out:
-            out.write(text)
-            out.flush()
-            os.fchmod(out.fileno(), 0o644)
-            os.fsync(out.fileno())
-        partial.replace(path)
-    except BaseException:
-        partial.unlink(missing_ok=True)
-        raise

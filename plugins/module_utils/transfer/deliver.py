@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ..faults import Fault, FaultError
+from ..files import sync_folder
 from ..gguf.reader import check_data, read_header
 from ..gguf.source import FileSource
 from ..progress import ProgressWriter, read_progress
@@ -27,7 +28,7 @@ from .catalogue import fault
 from .engine import SNIFF, Fetched, Settings, SourceFailed, Transfer, discard
 from .sniff import sniff
 from .sources import Source, from_api, from_hops
-from .store import Lock, Places, Stamp, fsync_folder, read_stamp, remove
+from .store import Lock, Places, Stamp, read_stamp, remove
 
 MIB = 1 << 20
 _CHECKED = {"source": "only the one that the source itself names was checked", "size": "only its size was checked"}
@@ -521,7 +522,7 @@ class Delivery:
             stat = places.part.stat()
             Stamp.of(stat, fetched.sha256, source.label).write(places.stamp)
             places.part.replace(item.dest)
-            fsync_folder(item.dest.parent)
+            sync_folder(item.dest.parent)
         except OSError as exc:
             raise FaultError(
                 fault(

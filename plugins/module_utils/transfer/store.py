@@ -90,14 +90,6 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
-def fsync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def boot_id() -> str:
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
