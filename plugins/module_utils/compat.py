@@ -169,11 +169,6 @@ DRIVER_CUDA: dict[int, Version] = {
     580: (13, 0),
 }
 
-#: Builds of llama.cpp of which the release is known, so that a build number can be judged like a release. Sources:
-#: llama.cpp#27465 (10524 reports 0.1.2-dev), lemonade#3342 (10621 reports 0.3.0-dev); "version: 0.4.0 (build 10809,
-#: commit 5266f24da)" as llama-server prints it.
-LLAMA_CPP_BUILDS: tuple[tuple[int, Version], ...] = ((10524, (0, 1, 2)), (10621, (0, 3, 0)), (10809, (0, 4, 0)))
-
 #: Architectures for which LC refuses split mode tensor (LC src/llama-arch.cpp:1139-1177, checked at
 #: src/llama-model.cpp:360).
 _NO_TENSOR_SPLIT = (

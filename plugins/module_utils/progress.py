@@ -10,7 +10,6 @@ The record is one small JSON object in a file, replaced atomically, so that whoe
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections import deque
 from dataclasses import asdict, dataclass
@@ -76,9 +75,3 @@ def read_progress(text: str) -> ProgressRecord | None:
         return ProgressRecord(**fields)
     except (ValueError, TypeError):
         return None
-
-
-def default_progress_path(key: str) -> str:
-    """A private place for progress records of this user: /run for root, the user's cache otherwise."""
-    base = Path("/run") if os.geteuid() == 0 else Path.home() / ".cache"
-    return str(base / f"volta-llm-{key}.progress.json")

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -144,10 +143,6 @@ class Podman:
 
     def succeeds(self, *arguments: str) -> bool:
         return run(self.command(arguments), check=False).returncode == 0
-
-    def interactive(self, *arguments: str) -> int:
-        """Run podman on this terminal and return its exit status."""
-        return subprocess.call(self.command(arguments))
 
     def containers(self) -> dict[str, str]:
         """Every machine in the store, by name, with podman's word for its state ("running", "exited", ...)."""

@@ -254,7 +254,6 @@ _BUILDERS: dict[str, Callable[[_Dimensions, bool], Iterator[Shape]]] = {
     "deepseek2": _deepseek2,
     "glm4moe": _glm4moe,
 }
-KNOWN_SHAPES = tuple(_BUILDERS)
 
 #: What the converter and llama-quantize leave in F32 whatever the type of the others.
 _KEPT_WHOLE = (

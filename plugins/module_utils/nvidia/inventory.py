@@ -217,7 +217,6 @@ FIELDS: tuple[Field, ...] = (
     Field("pcie.width", "pcie.link.width.current", _lanes, ("pci/pci_gpu_link_info/link_widths/current_link_width",)),
     Field("pcie.width_max", "pcie.link.width.max", _lanes, ("pci/pci_gpu_link_info/link_widths/max_link_width",)),
 )
-_BY_NAME = {item.name: item for item in FIELDS}
 _BY_QUERY = {alias: item for item in FIELDS for alias in (item.query, *item.older, *item.header)}
 #: Values of which any working card has one; when none of these can be read, the card is not usable.
 _VITAL = ("memory_total_mib", "memory_used_mib", "temperature_c")
