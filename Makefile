@@ -63,6 +63,7 @@ e2e: dev ## whole runs through ansible-runner, wrong settings included
 docs: dev ## regenerate what is generated under docs/
 	$(BIN)/python docs/generate_faults.py
 	$(BIN)/python docs/generate_compatibility.py
+	$(BIN)/python docs/generate_models.py
 
 bench-gpu: dev ## process count and overhead of the GPU modules
 	@$(BIN)/python -m tests.bench.gpu

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / ".collections"))
+from pages import publish  # puts the collection on the path
+
+# isort: split
 
 from ansible_collections.volta.llm.plugins.module_utils import compat
 
@@ -70,17 +70,5 @@ def render() -> str:
     return "\n".join(lines) + "\n"
 
 
-def main() -> int:
-    target = ROOT / "docs" / "compatibility.md"
-    text = render()
-    if "--check" in sys.argv[1:]:
-        if target.read_text(encoding="utf-8") != text:
-            print("docs/compatibility.md is out of date: run docs/generate_compatibility.py", file=sys.stderr)
-            return 1
-        return 0
-    target.write_text(text, encoding="utf-8")
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(publish("compatibility", render()))
