@@ -369,7 +369,11 @@ def _compatible(
         # Flash attention is needed for quantised values only; keys may be quantised without.
         needs = attention if subject == "cache_type_v" else None
         verdict = judge({"cache_type": cache_type, "flash_attention": needs, "gpu": gpu, "llama_cpp": engine})
-        faults += [Fault(fault.code, subject, fault.message, fault.remedy) for fault in verdict.faults]
+        # The table knows one type for both; what to write instead concerns this one.
+        faults += [
+            Fault(fault.code, subject, fault.message, re.sub(r"\bcache_type\b", subject, fault.remedy))
+            for fault in verdict.faults
+        ]
         notes += [f"{subject}: {note.message}" for note in verdict.notes]
     return list(dict.fromkeys(faults)), list(dict.fromkeys(notes))
 

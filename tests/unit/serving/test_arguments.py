@@ -363,3 +363,9 @@ def test_model_paths(model: str) -> None:
 @pytest.mark.parametrize("alias", ["a,b", "a\n", " a"])
 def test_aliases(alias: str) -> None:
     assert codes(made(alias=alias)) == ["setting_invalid"]
+
+
+def test_what_to_write_instead_of_a_cache_type_is_written_for_the_one_concerned() -> None:
+    (fault,) = made(cache_type_v="q8_0", flash_attention="off").faults
+    assert (fault.code, fault.subject) == ("cache_type_unavailable", "cache_type_v")
+    assert fault.remedy == "Write flash_attention=on or cache_type_v=f16."
