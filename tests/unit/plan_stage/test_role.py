@@ -1,6 +1,6 @@
 # Copyright: The volta.llm authors
 # GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""The role's documented variables are its variables, and what it takes over falls back to what the other role does."""
+"""What the role takes over from other roles falls back to what these do."""
 
 from __future__ import annotations
 
@@ -37,21 +37,6 @@ def taken_over() -> list[tuple[str, str]]:
     texts.append((ROOT / "roles/plan/tasks/main.yml").read_text(encoding="utf-8"))
     pairs = {pair for text in texts for pair in TAKEN.findall(text)}
     return sorted((name, fallback) for name, fallback in pairs if not name.startswith("__"))
-
-
-def test_defaults_and_argument_specs_are_the_same_set_with_the_same_values() -> None:
-    options = load("plan", "meta/argument_specs.yml")["argument_specs"]["main"]["options"]
-
-    assert {name: option["default"] for name, option in options.items()} == DEFAULTS
-    assert all(name.startswith("plan_") for name in DEFAULTS)
-
-
-def test_every_default_says_what_it_is() -> None:
-    lines = (ROOT / "roles/plan/defaults/main.yml").read_text(encoding="utf-8").splitlines()
-
-    for number, line in enumerate(lines):
-        if re.match(r"plan_\w+:", line):
-            assert lines[number - 1].startswith("# "), line
 
 
 def test_variables_of_other_roles_are_taken_over() -> None:
