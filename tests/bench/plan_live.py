@@ -2,18 +2,23 @@
 # GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Measures what llama-server really takes of each GPU, for the memory plan to be compared with.
 
-    python3 tests/bench/plan_live.py --build BUILD_DIR --out FILE.jsonl [--seconds 480] [--devices 2]
+    python3 tests/bench/plan_live.py --build BUILD_DIR --out FILE.jsonl [--seconds 480] [--devices 2] [--full]
 
 Standard library only. Writes two models of full depth (data is a hole in the file), starts the real server in one
 configuration after the other, asks it, and writes one JSON line per configuration with the memory that nvidia-smi
 shows for each GPU: before, loaded, after a first request, and after as many requests at once as there are slots.
 Stops when the time is up; the order is mixed, so that any number of lines covers the range. Every other line is marked
 for calibration, the others for the report.
+
+With --full, other configurations are measured, all for validation: the requests at once fill the context of every slot,
+or as much of it as the time for one configuration allows. ``filled`` says how many tokens of each slot's ``prompt``
+were taken. What the file holds already is not measured again, so a run that was stopped is simply run again.
 """
 
 from __future__ import annotations
 
 import argparse
+import concurrent.futures
 import contextlib
 import itertools
 import json
@@ -23,7 +28,6 @@ import re
 import socket
 import subprocess
 import sys
-import threading
 import time
 import urllib.error
 import urllib.request
@@ -66,6 +70,34 @@ def configurations(
     for index, config in enumerate(mixed):
         config["use"] = "calibrate" if index % 2 == 0 else "report"
     return mixed
+
+
+def full_configurations(devices: int, names: tuple[str, ...], contexts: tuple[int, ...], seconds: float,
+                        seed: int = 20261130) -> list[dict[str, Any]]:  # fmt: skip
+    """Configurations whose contexts are filled, in blocks that each hold every model with every context once, and for
+    each model every number of slots and every micro-batch once. Each block but the first begins with one GPU alone; the
+    third has one configuration more, with the time to fill a long context of the slowest kind."""
+    draw = random.Random(seed)
+    grid: list[dict[str, Any]] = []
+    for block in range(6):
+        rows: list[dict[str, Any]] = []
+        for name in names:
+            columns = [list(values) for values in ((1, 2, 3, 6), ("f16", "q8_0") * 2, (256, 512, 1024, 2048))]
+            for column in columns:
+                draw.shuffle(column)
+            for context, slots, cache, ubatch in zip(contexts, *columns, strict=False):
+                rows.append({"model": name, "context": context, "slots": slots, "cache": cache, "ubatch": ubatch})
+                rows[-1].update(devices=devices, use="validate", fill_seconds=seconds)
+        draw.shuffle(rows)
+        if block and devices > 1:
+            rows.insert(0, {**draw.choice(rows), "model": names[block % len(names)], "devices": 1})
+        if block == 2:
+            rows.append(
+                {**rows[0], "model": names[0], "context": max(contexts), "slots": 1, "cache": "f16", "ubatch": 2048}
+            )
+            rows[-1].update(devices=devices, fill_seconds=5 * seconds)
+        grid += rows
+    return list({json.dumps(row): row for row in grid}.values())
 
 
 class Gpus:
@@ -119,6 +151,38 @@ def ask(port: int, tokens: int, timeout: float) -> None:
         json.load(answer)
 
 
+def fill(port: int, slot: int, tokens: int, until: float) -> int:
+    """Have a slot take a prompt, and say how many tokens it took when the answer came or the time was up."""
+    body = {
+        "prompt": [2000 + (i * 11 + slot * 131) % 7000 for i in range(tokens)],
+        "n_predict": 8,
+        "cache_prompt": False,
+        "id_slot": slot,
+        "stream": True,
+        "return_progress": True,
+    }
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/completion",
+        data=json.dumps(body).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    taken = 0
+    # The server ends a request whose connection is closed.
+    with (
+        contextlib.suppress(TimeoutError),
+        urllib.request.urlopen(request, timeout=max(0.1, until - time.monotonic())) as answer,
+    ):
+        for line in answer:
+            if line.startswith(b"data: {"):
+                part = json.loads(line[6:])
+                if "error" in part:
+                    raise RuntimeError(str(part["error"])[:300])
+                taken = int(part["prompt_progress"]["processed"]) if "prompt_progress" in part else tokens
+            if time.monotonic() > until:
+                break
+    return taken
+
+
 def healthy(port: int, server: subprocess.Popen[bytes], seconds: float) -> bool:
     limit = time.monotonic() + seconds
     while time.monotonic() < limit and server.poll() is None:
@@ -161,13 +225,20 @@ def measure(config: dict[str, Any], binary: Path, path: Path, gpus: Gpus, log: P
         ask(port, prompt, limit)
         result["after_first"] = gpus.used()
         result["process_after_first"] = gpus.of_process(server.pid)
-        threads = [threading.Thread(target=ask, args=(port, prompt // 2, limit)) for _ in range(config["slots"])]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        slots = range(config["slots"])
+        with concurrent.futures.ThreadPoolExecutor(len(slots)) as pool:
+            if "fill_seconds" in config:
+                asked = time.monotonic()
+                result["prompt"] = config["context"] - 64
+                until = asked + config["fill_seconds"]
+                result["filled"] = list(pool.map(lambda slot: fill(port, slot, result["prompt"], until), slots))
+                result["fill_s"] = round(time.monotonic() - asked, 2)
+            else:
+                list(pool.map(lambda _: ask(port, prompt // 2, limit), slots))
         result["after_all"] = gpus.used()
         result["process_after_all"] = gpus.of_process(server.pid)
+        if server.poll() is not None:
+            raise RuntimeError("the server ended")
     except (RuntimeError, OSError, subprocess.SubprocessError, ValueError) as exc:
         result["error"] = f"{type(exc).__name__}: {exc}"
     finally:
@@ -202,7 +273,9 @@ def main() -> int:
     parser.add_argument("--devices", type=int, default=2)
     parser.add_argument("--each", type=float, default=90.0, help="limit in seconds for one start or one answer")
     parser.add_argument("--models", default=",".join(MODELS))
-    parser.add_argument("--contexts", default="4096,32768,131072", help="context of one request")
+    parser.add_argument("--contexts", help="context of one request, several with commas")
+    parser.add_argument("--full", action="store_true", help="fill the context of every slot")
+    parser.add_argument("--fill-seconds", type=float, default=25.0, help="with --full, time to fill all slots")
     parser.add_argument("--nvidia-smi", default="nvidia-smi")
     wanted = parser.parse_args()
     began = time.monotonic()
@@ -211,7 +284,14 @@ def main() -> int:
     wanted.work.mkdir(parents=True, exist_ok=True)
     wanted.out.parent.mkdir(parents=True, exist_ok=True)
     names = tuple(wanted.models.split(","))
-    contexts = tuple(int(text) for text in wanted.contexts.split(","))
+    usual = "6144,24576,65536,98304" if wanted.full else "4096,32768,131072"
+    contexts = tuple(int(text) for text in (wanted.contexts or usual).split(","))
+    if wanted.full:
+        grid = full_configurations(wanted.devices, names, contexts, wanted.fill_seconds)
+    else:
+        grid = configurations(wanted.devices, names, contexts)
+    earlier = [json.loads(line) for line in wanted.out.read_text().splitlines()] if wanted.out.exists() else []
+    grid = [config for config in grid if not any(config.items() <= line.items() for line in earlier)]
     paths = {name: models.write(name, wanted.work) for name in names}
     idle = gpus.used()
     about = {
@@ -224,8 +304,9 @@ def main() -> int:
     }  # fmt: skip
     failures = done = 0
     with wanted.out.open("a", encoding="utf-8") as out:
-        print(json.dumps(about), file=out, flush=True)
-        for config in configurations(wanted.devices, names, contexts):
+        if not earlier:
+            print(json.dumps(about), file=out, flush=True)
+        for config in grid:
             if time.monotonic() - began > wanted.seconds:
                 break
             line = measure(config, binary, paths[config["model"]], gpus, wanted.work / "server.log", wanted.each)
@@ -234,12 +315,12 @@ def main() -> int:
             done += 1
             print(
                 f"{time.monotonic() - began:6.1f} s  {line['model']} {line['context']}x{line['slots']} {line['cache']} "
-                f"ub {line['ubatch']}: {line.get('after_first') or line.get('error')}",
+                f"ub {line['ubatch']}: {line.get('error') or line['after_all']} {line.get('filled', '')}",
                 flush=True,
             )
             settle(gpus, idle)
     print(f"{done} configurations, {failures} failed")
-    return 1 if failures or not done else 0
+    return 1 if failures or not done + len(earlier) else 0
 
 
 if __name__ == "__main__":

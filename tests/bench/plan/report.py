@@ -2,10 +2,11 @@
 # GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Compare the plan with what was measured, and write docs/measurements/plan.md.
 
-    python tests/bench/plan/report.py [--live LIVE.jsonl] [--truth TRUTH.jsonl]
+    python tests/bench/plan/report.py [--live LIVE.jsonl [--full FULL.jsonl]] [--truth TRUTH.jsonl]
 
-LIVE comes from plan_live.py (real GPUs), TRUTH from engine_truth.py (the real engine over a backend without GPUs). What
-driver and engine take beside their buffers is calibrated on the lines marked for it and judged on the others.
+LIVE comes from plan_live.py (real GPUs), FULL from plan_live.py --full, TRUTH from engine_truth.py (the real engine
+over a backend without GPUs). What driver and engine take beside their buffers is calibrated on the lines of LIVE marked
+for it, and judged on its others and on all of FULL.
 """
 
 from __future__ import annotations
@@ -119,12 +120,17 @@ def measured(line: dict[str, Any], moment: str) -> list[float]:
 MOMENTS = ("after_first", "after_all")
 
 
-def without_overhead(line: dict[str, Any], whole: bool = False) -> list[float]:
-    """Planned MiB of each GPU without overhead, but with the working memory of CUDA operations for as much of the
-    context as the requests filled, or for the ``whole``, as vram_plan does."""
+def first_filled(line: dict[str, Any]) -> int:
+    """Cells that a first request fills: two micro-batches and some tokens."""
+    return min(int(line["context"]), 2 * int(line["ubatch"]) + 256)
+
+
+def without_overhead(line: dict[str, Any], whole: bool = False, filled: int | None = None) -> list[float]:
+    """Planned MiB of each GPU without overhead, but with the working memory of CUDA operations for ``filled`` cells (by
+    default as many as a first request fills: what it did not touch it did not take), or for the ``whole`` context, as
+    vram_plan does."""
     made = planned(line, line["context"], 143771.0, (9, 0))
-    # A first request fills two micro-batches; what it did not touch it did not take.
-    filled = None if whole else min(line["context"], 2 * line["ubatch"] + 256)
+    filled = None if whole else filled or first_filled(line)
     pool = plan.pool_bytes(header(line["model"]), made.facts, made.settings, filled) / plan.MIB
     return [gpu.total_mib - gpu.overhead_mib + pool for gpu in made.per_gpu]
 
@@ -170,6 +176,82 @@ def judge(lines: list[dict[str, Any]]) -> list[Judged]:
     return judged
 
 
+def is_full(line: dict[str, Any]) -> bool:
+    """Whether every slot took the whole of its prompt."""
+    return all(taken >= line["prompt"] for taken in line["filled"])
+
+
+def judge_full(lines: list[dict[str, Any]], calibration: list[dict[str, Any]], whole: bool = True) -> list[Judged]:
+    """Every GPU of every line of a run that filled contexts, with the overhead calibrated on another run: planned for
+    full contexts, as vram_plan does, or for what the fullest slot took."""
+    overhead = calibrate(calibration)
+    judged = []
+    for line in runs_of(lines):
+        real = list(zip(*(measured(line, moment) for moment in MOMENTS), strict=True))
+        ours = without_overhead(line, whole, max(first_filled(line), *line["filled"], 0))
+        constant = overhead[line["devices"] > 1]
+        judged += [Judged(line, gpu, size + constant, real[gpu]) for gpu, size in enumerate(ours)]
+    return judged
+
+
+def error_row(name: str, errors: list[float]) -> str:
+    sizes = [abs(error) for error in errors]
+    return f"| {name} | {statistics.median(sizes):.2f} | {max(sizes):.2f} | {min(0.0, min(errors)):.2f} |"
+
+
+def full_report(lines: list[dict[str, Any]], calibration: list[dict[str, Any]]) -> list[str]:
+    runs = runs_of(lines)
+    failed = [line for line in lines if "model" in line and "error" in line]
+    judged, part = judge_full(lines, calibration), judge_full(lines, calibration, whole=False)
+    full = [row for row in judged if is_full(row.line)]
+    models_named = sorted({line["model"] for line in runs})
+    counts = ", ".join(f"{sum(is_full(line) for line in runs if line['model'] == name)} of {name}"
+                       for name in models_named)  # fmt: skip
+    out = [
+        "### With full contexts",
+        "",
+        f"A second run, of {len(runs)} other configurations ({len(failed)} failed), made after the formulas and "
+        "the overhead were fixed. Nothing was fitted to it: the overhead is the one calibrated on the first run. After "
+        "a first request, requests at once filled the contexts of all slots (all but 64 tokens of each). In "
+        f"{sum(is_full(line) for line in runs)} configurations they were filled ({counts}); in the others time for a "
+        "configuration was up, and the table says how much of the fullest slot and of all slots was filled. Planned is "
+        "what `vram_plan` says with the calibrated overhead, for full contexts, whatever was filled. Raw lines: "
+        "[plan_live_full.jsonl](plan_live_full.jsonl).",
+        "",
+        "| planned for full contexts | median error % | worst error % | most short % |",
+        "|---|---|---|---|",
+        error_row(f"all slots filled, {len(full)} GPUs", [row.error(1) for row in full]),
+    ]
+    for name in models_named:
+        errors = [row.error(1) for row in full if row.line["model"] == name]
+        if errors:
+            out.append(error_row(f"of these {name}, {len(errors)} GPUs", errors))
+    out += [
+        error_row(f"all, filled as far as time allowed, {len(judged)} GPUs", [row.error(1) for row in judged]),
+        error_row(f"all, after the first request only, {len(judged)} GPUs", [row.error(0) for row in judged]),
+        "",
+        "Planned for what the fullest slot took instead, with everything else as above:",
+        "",
+        "| planned for what was filled | median error % | worst error % | most short % |",
+        "|---|---|---|---|",
+        error_row(f"all, {len(part)} GPUs", [row.error(1) for row in part]),
+        "",
+        "| model | GPUs | context | slots | cache | ubatch | fullest % | filled % | GPU | planned | first | full "
+        "| error % |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in judged:
+        line = row.line
+        settings = " | ".join(str(line[key]) for key in ("model", "devices", "context", "slots", "cache", "ubatch"))
+        fullest = 100 * max(line["filled"]) / line["prompt"]
+        filled = 100 * sum(line["filled"]) / line["prompt"] / line["slots"]
+        out.append(
+            f"| {settings} | {fullest:.0f} | {filled:.0f} | {row.gpu} | {row.planned:.0f} | {row.measured[0]:.0f} | "
+            f"{row.measured[1]:.0f} | {row.error(1):+.2f} |"
+        )
+    return out
+
+
 def live_report(lines: list[dict[str, Any]]) -> list[str]:
     about = [line for line in lines if "about" in line]
     runs = runs_of(lines)
@@ -196,22 +278,13 @@ def live_report(lines: list[dict[str, Any]]) -> list[str]:
         return out
     out += ["", f"| {len(judged)} GPUs | median error % | worst error % | most short % |", "|---|---|---|---|"]
     for moment, name in enumerate(MOMENTS):
-        errors = [row.error(moment) for row in judged]
-        sizes = [abs(error) for error in errors]
-        out.append(
-            f"| {name.replace('_', ' ')} | {statistics.median(sizes):.2f} | {max(sizes):.2f} | "
-            f"{min(0.0, min(errors)):.2f} |"
-        )
+        out.append(error_row(name.replace("_", " "), [row.error(moment) for row in judged]))
     whole = [
         100 * (full - part) / row.measured[0] + row.error()
         for row in judged
         for full, part in [(without_overhead(row.line, whole=True)[row.gpu], without_overhead(row.line)[row.gpu])]
     ]
-    sizes = [abs(error) for error in whole]
-    out.append(
-        f"| after first, planned for a full context | {statistics.median(sizes):.2f} | {max(sizes):.2f} | "
-        f"{min(0.0, min(whole)):.2f} |"
-    )
+    out.append(error_row("after first, planned for a full context", whole))
     gaps = [
         full - part
         for line in runs
@@ -245,6 +318,7 @@ def live_report(lines: list[dict[str, Any]]) -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compare the plan with what was measured.")
     parser.add_argument("--live", type=Path)
+    parser.add_argument("--full", type=Path, help="needs --live, which holds the lines for calibration")
     parser.add_argument("--truth", type=Path)
     parser.add_argument("--out", type=Path, default=TARGET)
     wanted = parser.parse_args()
@@ -264,6 +338,10 @@ def main() -> int:
     lines += truth_rows(read(wanted.truth)) if wanted.truth else ["Not run."]
     lines += ["", "## Against real GPUs", ""]
     lines += live_report(read(wanted.live)) if wanted.live else ["Not run yet."]
+    if wanted.full:
+        if not wanted.live:
+            parser.error("--full needs --live")
+        lines += ["", *full_report(read(wanted.full), read(wanted.live))]
     wanted.out.parent.mkdir(parents=True, exist_ok=True)
     wanted.out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     print(wanted.out)
