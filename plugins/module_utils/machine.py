@@ -20,6 +20,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 #: Program output is parsed; a translated message or a decimal comma would be misread.
 C_LOCALE = {"LC_ALL": "C", "LANGUAGE": "C", "LANG": "C"}
@@ -92,28 +93,42 @@ class Machine:
 
 
 def run(argv: Sequence[str], timeout: float, env: Mapping[str, str] | None = None) -> Completed:
-    """Run one program; a time-out ends its whole process group (nvidia-smi can leave children in D state)."""
+    """Run one program in the C locale; ``env`` is added to this process's own environment."""
+    return run_in(argv, timeout, {**os.environ, **C_LOCALE, **(env or {})})
+
+
+def run_in(argv: Sequence[str], timeout: float, environment: Mapping[str, str], **options: Any) -> Completed:
+    """Run one program with this environment and further ``options`` of Popen; never raises for what it does.
+
+    A time-out ends its whole process group (nvidia-smi can leave children in D state).
+    """
     try:
         process = subprocess.Popen(
             list(argv),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, **C_LOCALE, **(env or {})},
+            env=dict(environment),
             start_new_session=True,
+            **options,
         )
     except OSError as exc:
         return Completed(tuple(argv), None, stderr=exc.strerror or str(exc), missing=True)
     try:
         out, err = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        # A process in uninterruptible sleep does not die; waiting for it would hang this module as well.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.communicate(timeout=1)
+        end_group(process, patience=1)
         return Completed(tuple(argv), None, timed_out=True)
     return Completed(tuple(argv), process.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
+
+
+def end_group(process: subprocess.Popen[bytes], patience: float) -> None:
+    """Kill a program that leads its session, with all it started, and wait ``patience`` seconds for it to be gone."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    # A process in uninterruptible sleep does not die; waiting for it would hang this module as well.
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.communicate(timeout=patience)
 
 
 def _read_records(folder: Path) -> list[Completed] | None:

@@ -7,14 +7,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..machine import C_LOCALE, Completed
+from ..machine import C_LOCALE, Completed, end_group, run_in
 from .request import Account
 
 #: A sudo or become environment can lack the sbin and local folders; nothing of the caller's PATH is needed here.
@@ -67,25 +66,7 @@ def run_as(
     cwd: str = "/",
 ) -> Completed:
     """Run a short program to its end; its whole group is ended after ``timeout`` seconds."""
-    try:
-        process = subprocess.Popen(
-            list(argv),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=dict(env),
-            cwd=cwd,
-            start_new_session=True,
-            **identity(account),
-        )
-    except OSError as exc:
-        return Completed(tuple(argv), None, stderr=exc.strerror or str(exc), missing=True)
-    try:
-        out, err = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired:
-        end_group(process)
-        return Completed(tuple(argv), None, timed_out=True)
-    return Completed(tuple(argv), process.returncode, out.decode("utf-8", "replace"), err.decode("utf-8", "replace"))
+    return run_in(argv, timeout, env, cwd=cwd, **identity(account))
 
 
 def stream_as(
@@ -116,7 +97,7 @@ def stream_as(
         return process.wait()
     finally:
         if process.poll() is None:
-            end_group(process)
+            end_group(process, patience=5)
 
 
 def low_priority() -> list[str]:
@@ -128,13 +109,6 @@ def low_priority() -> list[str]:
         # -t: a container that forbids it must not fail the build for it.
         words += [ionice, "-t", "-c", "3"]
     return words
-
-
-def end_group(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.communicate(timeout=5)
 
 
 def processes_in(folder: Path) -> list[int]:
