@@ -39,7 +39,7 @@ notes:
 EXAMPLES = r"""
 - name: Collect what the GPU modules read
   volta.llm.gpu_capture:
-    dest: /root/gpu-capture.tar.gz
+    dest: /var/tmp/gpu-capture.tar.gz
 """
 
 RETURN = r"""
@@ -47,7 +47,7 @@ dest:
   description: The archive.
   returned: always
   type: str
-  sample: /root/gpu-capture.tar.gz
+  sample: /var/tmp/gpu-capture.tar.gz
 commands:
   description: The recorded commands with their exit statuses, null for one that did not end in time.
   returned: always
