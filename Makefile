@@ -64,7 +64,6 @@ docs: dev ## regenerate what is generated under docs/
 	$(BIN)/python docs/generate_faults.py
 	$(BIN)/python docs/generate_compatibility.py
 	$(BIN)/python docs/generate_models.py
-	$(BIN)/python docs/generate_models.py
 
 bench-gpu: dev ## process count and overhead of the GPU modules
 	@$(BIN)/python -m tests.bench.gpu
