@@ -181,13 +181,13 @@ notes:
       type: str
 """
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.volta.llm.plugins.module_utils.compat import CACHE_TYPES, judge
+from ansible_collections.volta.llm.plugins.module_utils.module import VoltaModule
 from ansible_collections.volta.llm.plugins.module_utils.results import finish
 
 
 def main() -> None:
-    module = AnsibleModule(
+    module = VoltaModule(
         argument_spec={
             "driver": {"type": "str"},
             "flavour": {"type": "str", "choices": ["proprietary", "open"]},

@@ -223,16 +223,16 @@ faults:
       remedy: reboot
 """
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.volta.llm.plugins.module_utils.arguments import MACHINE
 from ansible_collections.volta.llm.plugins.module_utils.faults import by_severity
 from ansible_collections.volta.llm.plugins.module_utils.machine import Machine
+from ansible_collections.volta.llm.plugins.module_utils.module import VoltaModule
 from ansible_collections.volta.llm.plugins.module_utils.nvidia import driver
 from ansible_collections.volta.llm.plugins.module_utils.results import finish
 
 
 def main() -> None:
-    module = AnsibleModule(
+    module = VoltaModule(
         argument_spec={
             **MACHINE,
             "require_ok": {"type": "bool", "default": False},

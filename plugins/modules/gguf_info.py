@@ -201,14 +201,14 @@ faults:
 
 from pathlib import Path
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.volta.llm.plugins.module_utils.gguf.model import open_model, plain_metadata
 from ansible_collections.volta.llm.plugins.module_utils.gguf.saved import keep_header
+from ansible_collections.volta.llm.plugins.module_utils.module import VoltaModule
 from ansible_collections.volta.llm.plugins.module_utils.results import finish
 
 
 def main() -> None:
-    module = AnsibleModule(
+    module = VoltaModule(
         argument_spec={
             "model": {"type": "str", "required": True},
             "tensors": {"type": "bool", "default": False},

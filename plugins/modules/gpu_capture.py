@@ -74,14 +74,14 @@ replaced:
 
 from pathlib import Path
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.volta.llm.plugins.module_utils.arguments import MACHINE, NVIDIA_SMI
 from ansible_collections.volta.llm.plugins.module_utils.files import replace_file
+from ansible_collections.volta.llm.plugins.module_utils.module import VoltaModule
 from ansible_collections.volta.llm.plugins.module_utils.nvidia import capture
 
 
 def main() -> None:
-    module = AnsibleModule(
+    module = VoltaModule(
         argument_spec={
             "dest": {"type": "path", "required": True},
             **MACHINE,

@@ -189,9 +189,9 @@ nvidia_smi_processes:
   type: int
 """
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.volta.llm.plugins.module_utils.arguments import MACHINE, NVIDIA_SMI, VARIABLES
 from ansible_collections.volta.llm.plugins.module_utils.machine import Machine
+from ansible_collections.volta.llm.plugins.module_utils.module import VoltaModule
 from ansible_collections.volta.llm.plugins.module_utils.nvidia.gpu_report import OWN_PROCESSES, GpuRequest, report
 from ansible_collections.volta.llm.plugins.module_utils.nvidia.smi import NvidiaSmi
 from ansible_collections.volta.llm.plugins.module_utils.results import finish
@@ -211,7 +211,7 @@ def main() -> None:
         "allowed_processes": {"type": "list", "elements": "str", "default": list(OWN_PROCESSES)},
         "processes": {"type": "bool", "default": False},
     }
-    module = AnsibleModule(
+    module = VoltaModule(
         argument_spec={
             **MACHINE,
             **NVIDIA_SMI,

@@ -268,15 +268,15 @@ faults:
       remedy: Check that sha256 belongs to the version asked for.
 """
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.volta.llm.plugins.module_utils.arguments import VARIABLES
 from ansible_collections.volta.llm.plugins.module_utils.engine.request import Request
 from ansible_collections.volta.llm.plugins.module_utils.engine.run import build
+from ansible_collections.volta.llm.plugins.module_utils.module import VoltaModule
 from ansible_collections.volta.llm.plugins.module_utils.results import finish
 
 
 def main() -> None:
-    module = AnsibleModule(
+    module = VoltaModule(
         argument_spec={
             "source_type": {"type": "str", "choices": ["pypi_sdist", "archive", "git"], "default": "pypi_sdist"},
             "package_version": {"type": "str"},

@@ -114,7 +114,8 @@ options:
     type: str
     default: llama-server
   user:
-    description: Account that the server runs as.
+    description:
+      - Account that the server runs as. Root, a person's account (user id from 1000) and the one that Ansible logs in with are refused.
     type: str
     default: llama-server
   load_timeout:
@@ -170,6 +171,10 @@ unit:
   description: Text of the unit file.
   returned: always
   type: str
+account_exists:
+  description: Whether there is an account O(user).
+  returned: always
+  type: bool
 alias:
   description: Name of the model for clients.
   returned: always
@@ -245,9 +250,9 @@ faults:
       type: str
 """
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.volta.llm.plugins.module_utils.arguments import SYSROOT, VARIABLES
 from ansible_collections.volta.llm.plugins.module_utils.machine import Machine
+from ansible_collections.volta.llm.plugins.module_utils.module import VoltaModule
 from ansible_collections.volta.llm.plugins.module_utils.results import finish
 from ansible_collections.volta.llm.plugins.module_utils.serving.arguments import (
     BACKENDS,
@@ -260,7 +265,7 @@ from ansible_collections.volta.llm.plugins.module_utils.serving.preparation impo
 
 
 def main() -> None:
-    module = AnsibleModule(
+    module = VoltaModule(
         argument_spec={
             "model": {"type": "path", "required": True},
             "alias": {"type": "str", "default": ""},

@@ -182,10 +182,10 @@ faults:
 
 from pathlib import Path
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.volta.llm.plugins.module_utils.arguments import NVIDIA_SMI, SYSROOT
 from ansible_collections.volta.llm.plugins.module_utils.faults import Fault, FaultError
 from ansible_collections.volta.llm.plugins.module_utils.machine import Machine
+from ansible_collections.volta.llm.plugins.module_utils.module import VoltaModule
 from ansible_collections.volta.llm.plugins.module_utils.results import finish
 from ansible_collections.volta.llm.plugins.module_utils.serving.catalogue import CATALOGUE
 from ansible_collections.volta.llm.plugins.module_utils.serving.probe import Probe, Question
@@ -209,7 +209,7 @@ def read_key(path: str) -> str:
 
 
 def main() -> None:
-    module = AnsibleModule(
+    module = VoltaModule(
         argument_spec={
             "base_url": {"type": "str", "default": "http://127.0.0.1:8080/v1"},
             "api_key": {"type": "str", "no_log": True},

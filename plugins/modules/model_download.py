@@ -316,9 +316,9 @@ faults:
 import time
 from pathlib import Path
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.volta.llm.plugins.module_utils.arguments import VARIABLES
 from ansible_collections.volta.llm.plugins.module_utils.faults import FaultError
+from ansible_collections.volta.llm.plugins.module_utils.module import VoltaModule
 from ansible_collections.volta.llm.plugins.module_utils.results import finish
 from ansible_collections.volta.llm.plugins.module_utils.transfer.deliver import Delivery, Report, Wanted
 from ansible_collections.volta.llm.plugins.module_utils.transfer.engine import Settings
@@ -385,7 +385,7 @@ def summary(dest: str, wanted: list[Wanted], report: Report, seconds: float) -> 
 
 
 def main() -> None:
-    module = AnsibleModule(
+    module = VoltaModule(
         argument_spec={
             "dest": {"type": "path", "required": True},
             "url": {"type": "str"},
@@ -409,8 +409,6 @@ def main() -> None:
         add_file_common_args=True,
         mutually_exclusive=[("url", "files")],
         supports_check_mode=True,
-        # Addresses can carry signatures in their query; the system log must not get them.
-        no_log=True,
     )
     module.no_log_values.update(secrets_in(module.params))
     begun = time.monotonic()

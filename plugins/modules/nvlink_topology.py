@@ -214,16 +214,16 @@ nvidia_smi_processes:
   type: int
 """
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.volta.llm.plugins.module_utils.arguments import MACHINE, NVIDIA_SMI, VARIABLES
 from ansible_collections.volta.llm.plugins.module_utils.machine import Machine
+from ansible_collections.volta.llm.plugins.module_utils.module import VoltaModule
 from ansible_collections.volta.llm.plugins.module_utils.nvidia.link_report import REQUIRE, LinkRequest, report
 from ansible_collections.volta.llm.plugins.module_utils.nvidia.smi import NvidiaSmi
 from ansible_collections.volta.llm.plugins.module_utils.results import finish
 
 
 def main() -> None:
-    module = AnsibleModule(
+    module = VoltaModule(
         argument_spec={
             **MACHINE,
             **NVIDIA_SMI,

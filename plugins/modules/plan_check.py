@@ -237,10 +237,10 @@ faults:
       remedy: Set api_keys (openssl rand -hex 24 makes one; keep it in a vault), or write 127.0.0.1.
 """
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.volta.llm.plugins.module_utils.arguments import MACHINE, NVIDIA_SMI, VARIABLES
 from ansible_collections.volta.llm.plugins.module_utils.feasibility import Request, consider
 from ansible_collections.volta.llm.plugins.module_utils.machine import Machine
+from ansible_collections.volta.llm.plugins.module_utils.module import VoltaModule
 from ansible_collections.volta.llm.plugins.module_utils.results import finish
 from ansible_collections.volta.llm.plugins.module_utils.serving.arguments import Settings
 
@@ -258,7 +258,7 @@ REQUEST = (
 
 def main() -> None:
     text = {"type": "str", "default": ""}
-    module = AnsibleModule(
+    module = VoltaModule(
         argument_spec={
             "model": text,
             "model_path": text,

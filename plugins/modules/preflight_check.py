@@ -180,16 +180,16 @@ faults:
       remedy: stop that program, or give the service another port
 """
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.volta.llm.plugins.module_utils.arguments import MACHINE, VARIABLES
 from ansible_collections.volta.llm.plugins.module_utils.faults import as_text, is_fatal
 from ansible_collections.volta.llm.plugins.module_utils.machine import Machine
+from ansible_collections.volta.llm.plugins.module_utils.module import VoltaModule
 from ansible_collections.volta.llm.plugins.module_utils.preflight import checks
 from ansible_collections.volta.llm.plugins.module_utils.results import as_shown, finish
 
 
 def main() -> None:
-    module = AnsibleModule(
+    module = VoltaModule(
         argument_spec={
             "supported_os": {
                 "type": "list",

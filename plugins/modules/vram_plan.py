@@ -229,17 +229,17 @@ faults:
 
 import re
 
-from ansible.module_utils.basic import AnsibleModule
 from ansible_collections.volta.llm.plugins.module_utils.arguments import MACHINE, NVIDIA_SMI
 from ansible_collections.volta.llm.plugins.module_utils.compat import CACHE_TYPES
 from ansible_collections.volta.llm.plugins.module_utils.faults import FaultError
 from ansible_collections.volta.llm.plugins.module_utils.gguf import planning
 from ansible_collections.volta.llm.plugins.module_utils.gguf.plan import engine_arguments, total_context
 from ansible_collections.volta.llm.plugins.module_utils.machine import Machine
+from ansible_collections.volta.llm.plugins.module_utils.module import VoltaModule
 from ansible_collections.volta.llm.plugins.module_utils.results import finish
 
 
-def gpus_of(module: AnsibleModule) -> list[planning.Gpu]:
+def gpus_of(module: VoltaModule) -> list[planning.Gpu]:
     wanted = module.params
     if wanted["gpus"]:
         gpus = planning.named_gpus(wanted["gpus"])
@@ -255,7 +255,7 @@ def gpus_of(module: AnsibleModule) -> list[planning.Gpu]:
 
 
 def main() -> None:
-    module = AnsibleModule(
+    module = VoltaModule(
         argument_spec={
             "model": {"type": "str", "required": True},
             "gpus": {"type": "str"},

@@ -24,8 +24,8 @@ class Captured(Exception):
 
 
 def declared(module: Any) -> dict[str, Any]:
-    """The arguments with which the module calls AnsibleModule."""
-    with patch.object(module, "AnsibleModule", side_effect=Captured) as made, pytest.raises(Captured):
+    """The arguments with which the module calls VoltaModule."""
+    with patch.object(module, "VoltaModule", side_effect=Captured) as made, pytest.raises(Captured):
         module.main()
     given: dict[str, Any] = made.call_args.kwargs
     return given
