@@ -71,6 +71,12 @@ CATALOGUE = Catalogue(
             "/opt/llama.cpp/current/bin/llama-server: no such program",
         ),
         PORT_TAKEN,
+        FaultKind(
+            "account_unusable",
+            "error",
+            "The account named for the server is root's, a person's or the one that Ansible logs in with.",
+            "user: oper is a person's account (uid 1000)",
+        ),
         # The unit.
         FaultKind(
             "unit_invalid",

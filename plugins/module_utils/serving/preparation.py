@@ -15,6 +15,7 @@ from ..engine.capabilities import parse_help
 from ..faults import Fault
 from ..machine import Completed, Machine, run
 from . import model_file
+from .account import check_account
 from .arguments import Plan, Settings, Surroundings, plan, reachable_host
 from .catalogue import CATALOGUE
 from .listener import in_the_way, listeners
@@ -91,6 +92,8 @@ def prepare(
     if not computed.faults and not engine.missing:
         faults += parse_by_engine(settings, computed, runner)
     faults += check_port(settings, options.name, here or Machine())
+    account_exists, account_faults = check_account(options.user)
+    faults += account_faults
 
     limit = options.load_timeout or load_timeout(model.size)
     text = render(
@@ -116,6 +119,7 @@ def prepare(
             "argv": list(computed.argv),
             "environment": computed.environment,
             "unit": text,
+            "account_exists": account_exists,
             "alias": computed.alias,
             "base_url": computed.base_url,
             "split_mode": computed.split_mode,

@@ -94,6 +94,15 @@ def test_sound_settings(engine: Path, model: Path, gpus: Machine) -> None:
     assert "--api-key-file" not in parsed
 
 
+def test_the_account_is_judged(engine: Path, model: Path, gpus: Machine) -> None:
+    settings = Settings(model=str(model), binary=str(engine), backend="cpu", port=free_port())
+    found = {user: prepare(settings, UnitOptions(user=user), gpus) for user in ("root", "no-such-account")}
+    assert [(codes(each), each.results["account_exists"]) for each in found.values()] == [
+        (["account_unusable"], True),
+        ([], False),
+    ]
+
+
 def test_the_engine_parses_the_arguments(engine: Path, model: Path, gpus: Machine) -> None:
     found = prepared(engine, model, gpus, threads=7)
     assert codes(found) == ["argument_refused"]
