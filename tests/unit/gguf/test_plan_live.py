@@ -1,6 +1,6 @@
 # Copyright: The volta.llm authors
 # GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""The plan against what a live run on two H200 measured (docs/measurements/plan_live.jsonl, not simulated)."""
+"""The plan against what two live runs on two H200 measured (docs/measurements/plan_live*.jsonl, not simulated)."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ def _load() -> ModuleType:
 report = _load()
 LINES = report.read(ROOT / "docs/measurements/plan_live.jsonl")
 RUNS = report.runs_of(LINES)
+FULL = report.read(ROOT / "docs/measurements/plan_live_full.jsonl")
 
 
 def line_of(**wanted: Any) -> dict[str, Any]:
@@ -72,3 +73,44 @@ def test_a_sort_takes_more_memory_the_further_a_context_is_filled(cache: str) ->
     for gpu in (0, 1):
         taken = [line["after_first"][gpu] - line["loaded"][gpu] for line in (short, longer)]
         assert pools[1] - pools[0] == taken[1] - taken[0]
+
+
+def test_plan_for_full_contexts_holds_on_a_run_that_nothing_was_fitted_to() -> None:
+    assert {line["use"] for line in report.runs_of(FULL)} == {"validate"}
+    judged = report.judge_full(FULL, LINES)
+    filled = [row for row in judged if report.has_full(row.line)]
+    assert len({id(row.line) for row in filled}) >= 20
+    assert {row.line["model"] for row in filled} == {"qwen4exp-small", "qwen3moe-small"}
+    for rows in (filled, judged):
+        errors = [row.error(1) for row in rows]
+        assert statistics.median(abs(error) for error in errors) < 2
+        assert max(abs(error) for error in errors) < 6
+        assert min(errors) > -1
+
+
+def test_verdict_names_the_bounds_that_do_not_hold() -> None:
+    text = "\n".join(report.verdict([0.1, 1.4, -0.2], [0.1, 7.0, -1.5]))
+    assert "once a slot is filled: kept median under 2 %, worst under 6 %, never short by more than 1 %.\n" in text
+    assert "not kept worst under 6 %, never short by more than 1 %." in text
+
+
+def test_second_run_measured_other_configurations_than_the_first() -> None:
+    keys = ("model", "context", "slots", "cache", "ubatch", "devices")
+    first, second = ([tuple(line[key] for key in keys) for line in report.runs_of(lines)] for lines in (LINES, FULL))
+    assert not set(first) & set(second)
+    assert len(second) == len(set(second))
+
+
+def test_filling_a_context_takes_what_the_sort_of_the_fullest_slot_needs() -> None:
+    """Only models with an indexer sort; others take no more than another 4 MiB."""
+    for line in report.runs_of(FULL):
+        for ours, real in report.grown(line):
+            assert -4 <= ours - real <= 10, line
+            assert (real >= 50) == (line["model"] == "qwen4exp-small"), line
+
+
+def test_report_lists_every_gpu_of_the_second_run() -> None:
+    text = report.full_report(FULL, LINES)
+    judged = report.judge_full(FULL, LINES)
+    assert len([row for row in text if row.startswith("| qwen")]) == len(judged)
+    assert [line for line in text if line.startswith("| every slot filled | ")]
