@@ -100,7 +100,7 @@ def report(smi: NvidiaSmi, request: LinkRequest) -> tuple[LinkReport, list[Fault
     result.recommended_split_mode, result.recommended_split_mode_reason = topology.recommend_split_mode(used, pairs)
     on_machine = topology.islands(matrix.gpus, matrix.pairs)
     faults.extend(_judge_mesh(request, used, pairs, result.islands, on_machine))
-    faults.extend(nvlink.judge(status, used, pairs, request.require_active_links))
+    faults.extend(nvlink.judge(status, used, matrix.pairs, request.require_active_links))
     if request.peer_access:
         result.peer_access, peer_faults = _peer_access(smi, used)
         faults.extend(peer_faults)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from ..faults import Fault
 from .gpu_faults import GPU
-from .products import nvlinks_of
+from .products import has_bridges, nvlinks_of
 from .topology import Pair
 from .values import clean, reading
 
@@ -160,48 +160,50 @@ def _truncated(subject: str, message: str) -> Fault:
 
 
 def judge(status: Status, gpus: Sequence[int], pairs: Iterable[Pair], require_active: bool) -> list[Fault]:
-    """Faults of the links of ``gpus`` (the subset in use).
+    """Faults of the links of ``gpus`` (the subset in use); ``pairs`` are those of the whole machine, or none.
 
-    A link is missed where another card of the same product has more links up, or where the product has more and no
-    second card of its kind shows that the board wires fewer. Cards that all alike use fewer (half of a hybrid mesh
-    rented out, or bridges) only give a warning. A card without NVLink gives nothing.
+    A link is missed where the matrix shows more links than are up, where another card of the same product has more up
+    (of a bridge card: one that the matrix joins to it), or where the product has more and no second card of its kind
+    shows that the board wires fewer. Cards that all alike use fewer (half of a hybrid mesh rented out) only give a
+    warning, and so do cards of which none has all and each has what the matrix shows. A card without NVLink gives
+    nothing.
     """
-    used = list(pairs)
-    wired = {gpu: sum(pair.nvlinks or 0 for pair in used if gpu in (pair.a, pair.b)) for gpu in gpus}
     if not require_active:
         return []
+    machine = list(pairs)
     if not status.gpus:
-        if any(wired.values()):
+        if any(pair.nvlinks for pair in machine if pair.a in gpus or pair.b in gpus):
             return [_unknown("nvlink -s", "the matrix shows NVLinks, their state is not reported")]
         return []
     faults: list[Fault] = []
     present = [item for item in status.gpus if item.gpu in set(gpus)]
-    # Siblings are witnesses whether they are in use or not.
-    most = _most_active(status.gpus)
+    said = {fault.subject for fault in status.faults}
     alike: list[GpuLinks] = []
     for item in present:
-        best = most.get(item.product, 0)
+        # Siblings are witnesses whether they are in use or not.
+        siblings = [other for other in status.gpus if other.product == item.product]
+        best = _most_active(_witnesses(item, siblings, machine))
+        if _is_part_of_a_mesh(item, best, machine):
+            best = 0
+        wanted = max(best, _wired(item, siblings, machine))
         if item.active is None:
-            if best or wired.get(item.gpu):
+            if wanted and f"GPU{item.gpu}" not in said:
                 faults.append(_unknown(f"GPU{item.gpu}", "no link state, although it or its siblings have NVLinks"))
-            continue
-        siblings = sum(1 for other in status.gpus if other.product == item.product)
-        if item.active < best:
-            faults.append(_inactive(item, best))
+        elif item.active < wanted:
+            faults.append(_inactive(item, wanted))
         elif item.expected is not None and item.active < item.expected:
             # A sibling with the same number is a witness for the board's wiring, but not for one without any link.
-            if siblings > 1 and item.active > 0:
+            if len(siblings) > 1 and item.active > 0:
                 alike.append(item)
             else:
                 faults.append(_inactive(item, item.expected))
-        elif item.active < wired.get(item.gpu, 0):
-            faults.append(_inactive(item, wired[item.gpu]))
     if alike:
+        numbers = " or ".join(map(str, sorted({item.active for item in alike if item.active is not None})))
         faults.append(
             GPU.fault(
                 "nvlink_fewer_than_product",
                 ", ".join(f"GPU{item.gpu}" for item in alike),
-                f"{alike[0].active} of {alike[0].expected} NVLinks are active on all; the board may wire only these",
+                f"{numbers} of {alike[0].expected} NVLinks are active on all; the board may wire only these",
                 "compare with the vendor's documentation; `min_links_per_pair` asks for a number of links between GPUs",
             )
         )
@@ -224,12 +226,51 @@ def merged(faults: Iterable[Fault]) -> list[Fault]:
     return [GPU.fault(code, ", ".join(names), message, remedy) for (code, message, remedy), names in subjects.items()]
 
 
-def _most_active(present: Iterable[GpuLinks]) -> dict[str | None, int]:
-    most: dict[str | None, int] = {}
-    for item in present:
-        if item.active is not None:
-            most[item.product] = max(most.get(item.product, 0), item.active)
-    return most
+def _most_active(witnesses: Iterable[GpuLinks]) -> int:
+    return max((item.active for item in witnesses if item.active is not None), default=0)
+
+
+def _witnesses(item: GpuLinks, siblings: Sequence[GpuLinks], pairs: Sequence[Pair]) -> list[GpuLinks]:
+    """The cards that must have as many links up. Bridges can be fitted to some cards of a kind and not to others, so
+    of bridge cards only the joined ones count; where no matrix says which these are, all but for a card with no link.
+    """
+    if not has_bridges(item.product):
+        return list(siblings)
+    if not pairs:
+        return [] if item.active == 0 else list(siblings)
+    joined = {pair.b if pair.a == item.gpu else pair.a for pair in _joined(item.gpu, pairs)}
+    return [other for other in siblings if other.gpu in joined]
+
+
+def _joined(gpu: int, pairs: Iterable[Pair]) -> list[Pair]:
+    return [pair for pair in pairs if pair.nvlinks and gpu in (pair.a, pair.b)]
+
+
+def _is_part_of_a_mesh(item: GpuLinks, best: int, pairs: Sequence[Pair]) -> bool:
+    """Whether cards of one kind can differ: none has all its links, and this one has those that the matrix shows.
+
+    A p3.8xlarge is half a hybrid mesh: its cards have four or five of six links, the others led to the other half.
+    """
+    shown = sum(pair.nvlinks or 0 for pair in _joined(item.gpu, pairs))
+    return item.expected is not None and best < item.expected and item.active == shown
+
+
+def _wired(item: GpuLinks, siblings: Sequence[GpuLinks], pairs: Sequence[Pair]) -> int:
+    """Links of a card that the matrix shows.
+
+    Between cards that are wired to each other every pair has links of its own, and they add up. Behind NVSwitch all
+    pairs share the same links: there the sum is more than a card has, or (for a product whose links are not known) a
+    card has just as many up as each of its pairs shows.
+    """
+    shown = [pair.nvlinks or 0 for pair in _joined(item.gpu, pairs)]
+    if not shown:
+        return 0
+    has = item.expected
+    if has is None:
+        has = max(len(other.links or []) for other in siblings)
+        if len(shown) > 1 and set(shown) == {item.active}:
+            return shown[0]
+    return sum(shown) if sum(shown) <= has else min(max(shown), has)
 
 
 def _inactive(item: GpuLinks, wanted: int) -> Fault:

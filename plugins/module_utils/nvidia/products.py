@@ -115,6 +115,12 @@ _NVLINKS: tuple[tuple[re.Pattern[str], int], ...] = (
     (re.compile(r"\bG?B(?:100|200|300)\b", re.IGNORECASE), 18),
 )
 
+#: Cards whose NVLinks lead through bridges, which may or may not be fitted.
+_BRIDGE_CARDS = re.compile(
+    r"PCI-?E|\bNVL\b|\b(?:Quadro|TITAN|GeForce|RTX|GP100|GV100)\b|\bA(?:10|16|30|40|[456]000|5500|4500)X?\b",
+    re.IGNORECASE,
+)
+
 
 def device_id(pci_id: str | None) -> str | None:
     """The four digits of an NVIDIA device id from any of its forms, or null.
@@ -150,3 +156,8 @@ def nvlinks_of(product: str | None) -> int | None:
     if not product:
         return None
     return next((links for pattern, links in _NVLINKS if pattern.search(product)), None)
+
+
+def has_bridges(product: str | None) -> bool:
+    """Whether a card's NVLinks lead through bridges, so that cards of one kind can have different numbers of them."""
+    return bool(product and _BRIDGE_CARDS.search(product))

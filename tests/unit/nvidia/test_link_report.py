@@ -39,7 +39,7 @@ def states(*cards: Sequence[float | None], product: str = "Tesla V100-SXM2-32GB"
     """``nvlink -s`` of some cards; null is an inactive link."""
     lines = []
     for gpu, links in enumerate(cards):
-        lines.append(f"GPU {gpu}: {product} (UUID: GPU-00000000-0000-0000-0000-00000000000{gpu})")
+        lines.append(f"GPU {gpu}: {product} (UUID: GPU-00000000-0000-0000-0000-0000000000{gpu:02d})")
         lines += [
             f"\t Link {number}: {'<inactive>' if rate is None else f'{rate} GB/s'}" for number, rate in enumerate(links)
         ]
@@ -148,11 +148,14 @@ def test_a_link_down_at_both_ends_names_both_cards(captured: Captured) -> None:
 
 
 def test_half_of_a_mesh_uses_fewer_links_and_that_is_no_fault(captured: Captured) -> None:
-    """A p3.8xlarge is half a hybrid mesh: two of six links of every card lead to cards that are not there."""
-    four = [UP, UP, UP, UP, None, None]
+    """A p3.8xlarge is half a hybrid mesh: one or two of six links of every card lead to cards that are not there."""
+    four, five = [UP, UP, UP, UP, None, None], [UP, UP, UP, UP, UP, None]
     topo = recorded("topo-v100x4-p3.8xlarge-mixed-nv1-nv2")
-    _, faults = report(captured, topo, states(four, four, four, four), require="full_mesh")
+    _, faults = report(captured, topo, states(four, four, five, five), require="full_mesh")
     assert codes(faults) == ["nvlink_fewer_than_product"]
+    assert faults[0].message.startswith("4 or 5 of 6 NVLinks are active")
+    _, faults = report(captured, topo, states(four, four, five, four), require="full_mesh")
+    assert next((fault.code, fault.subject) for fault in by_severity(faults)) == ("nvlink_inactive", "GPU3")
 
 
 def test_power9_cards_have_all_links_up_and_yet_no_mesh(captured: Captured) -> None:
@@ -193,6 +196,67 @@ def test_a_sibling_that_is_not_in_use_is_a_witness_all_the_same(captured: Captur
     _, faults = report(captured, matrix(2, {(0, 1): "NV1"}), status, gpus=["1"])
     assert [(fault.code, fault.subject) for fault in faults] == [("nvlink_inactive", "GPU1")]
     assert report(captured, matrix(2, {(0, 1): "NV1"}), status, gpus=["0"])[1] == []
+
+
+@pytest.mark.parametrize(
+    ("product", "cards", "links"),
+    [
+        ("Tesla V100-SXM3-32GB", 16, 6),
+        ("NVIDIA A100-SXM4-40GB", 8, 12),
+        ("NVIDIA A800-SXM4-80GB", 8, 8),
+        ("NVIDIA H800", 8, 8),
+        ("NVIDIA H20", 8, 18),
+        ("NVIDIA H100 80GB HBM3", 8, 18),
+        ("NVIDIA H100 80GB HBM3", 4, 18),
+        ("NVIDIA B200", 8, 18),
+        ("Graphics Device", 8, 10),
+        ("Graphics Device", 3, 4),
+    ],
+)
+def test_cards_behind_a_switch_share_their_links(product: str, cards: int, links: int, captured: Captured) -> None:
+    """All pairs of such a machine use the same links, so its matrix must not be added up."""
+    topo = matrix(cards, {}, f"NV{links}")
+    healthy = [[UP] * links for _ in range(cards)]
+    for gpus in ([], ["0"], ["0", "1"], ["0", "1", "2"]):
+        got, faults = report(captured, topo, states(*healthy, product=product), gpus=gpus, require="full_mesh")
+        assert (faults, got.fully_connected) == ([], None if gpus == ["0"] else True)
+    one_down = [[None, *[UP] * (links - 1)], *healthy[1:]]
+    _, faults = report(captured, topo, states(*one_down, product=product))
+    assert [(fault.code, fault.subject) for fault in faults] == [("nvlink_inactive", "GPU0")]
+    assert faults[0].message == f"{links - 1} of {links} NVLinks are active; inactive: 0"
+
+
+def test_links_down_on_all_cards_of_a_switch_that_the_matrix_shows(captured: Captured) -> None:
+    down = [[*[UP] * 16, None, None]] * 4
+    status = states(*down, product="NVIDIA H100 80GB HBM3")
+    _, faults = report(captured, matrix(4, {}, "NV18"), status)
+    assert [(fault.code, fault.subject) for fault in faults] == [("nvlink_inactive", "GPU0, GPU1, GPU2, GPU3")]
+    _, faults = report(captured, matrix(4, {}, "NV16"), status)
+    assert codes(faults) == ["nvlink_fewer_than_product"]
+
+
+@pytest.mark.parametrize("active", [4, 5])
+def test_all_cards_with_fewer_links_up_than_the_matrix_shows(active: int, captured: Captured) -> None:
+    links = [UP] * active + [None] * (6 - active)
+    _, faults = report(captured, FOUR, states(links, links, links, links))
+    assert [(fault.code, fault.subject) for fault in faults] == [("nvlink_inactive", "GPU0, GPU1, GPU2, GPU3")]
+    assert faults[0].message.startswith(f"{active} of 6 NVLinks are active")
+
+
+def test_a_card_without_the_bridge_that_its_siblings_have(captured: Captured) -> None:
+    four, none = [14.062] * 4, [None] * 4
+    status = states(four, four, none, product="NVIDIA RTX A6000")
+    assert report(captured, matrix(3, {(0, 1): "NV4"}, "NODE"), status)[1] == []
+    assert report(captured, "", status, require_active_links=True)[1][0].code == "topology_unavailable"
+    assert "nvlink_inactive" not in codes(report(captured, "", status)[1])
+    one_down = states(four, [14.062, 14.062, 14.062, None], none, product="NVIDIA RTX A6000")
+    _, faults = report(captured, matrix(3, {(0, 1): "NV3"}, "NODE"), one_down)
+    assert [(fault.code, fault.subject) for fault in faults] == [("nvlink_inactive", "GPU1")]
+
+
+def test_pairs_of_bridge_cards_can_have_different_numbers_of_bridges(captured: Captured) -> None:
+    status = states([UP] * 12, [UP] * 12, [UP] * 4 + [None] * 8, [UP] * 4 + [None] * 8, product="NVIDIA A100 80GB PCIe")
+    assert report(captured, matrix(4, {(0, 1): "NV12", (2, 3): "NV4"}), status)[1] == []
 
 
 def test_a_slow_link(captured: Captured) -> None:
