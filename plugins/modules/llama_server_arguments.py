@@ -175,6 +175,12 @@ account_exists:
   description: Whether there is an account O(user).
   returned: always
   type: bool
+model_files:
+  description: Paths of all shards of the model; of a model in one file that one.
+  returned: always
+  type: list
+  elements: str
+  sample: [/srv/models/m-00001-of-00002.gguf, /srv/models/m-00002-of-00002.gguf]
 alias:
   description: Name of the model for clients.
   returned: always

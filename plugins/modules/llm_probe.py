@@ -59,6 +59,12 @@ options:
     description:
       - systemd unit of the service. Its main process must be the one that listens.
     type: str
+  model_files:
+    description:
+      - Files of the model. One that was replaced since the main process of O(unit) mapped it is a fault; without O(unit) they are not looked at.
+    type: list
+    elements: path
+    default: []
   prompt:
     description:
       - The question. It is sent with temperature 0, so that the same server gives the same answer.
@@ -220,6 +226,7 @@ def main() -> None:
             "expect_context_per_request": {"type": "int"},
             "expect_gpu": {"type": "bool"},
             "unit": {"type": "str"},
+            "model_files": {"type": "list", "elements": "path", "default": []},
             "prompt": {"type": "str", "default": "Reply with one short sentence."},
             "max_tokens": {"type": "int", "default": 48, "no_log": False},
             **NVIDIA_SMI,
@@ -251,6 +258,8 @@ def main() -> None:
             prompt=given["prompt"],
             max_tokens=given["max_tokens"],
             nvidia_smi=given["nvidia_smi"],
+            # Check mode does not restart a service that has former files.
+            model_files=[] if module.check_mode else given["model_files"],
         ),
         Machine(given["sysroot"]),
     )

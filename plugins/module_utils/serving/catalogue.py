@@ -152,6 +152,12 @@ CATALOGUE = Catalogue(
             "model: expected qwen3.8-flash-next, the server offers demo",
         ),
         FaultKind(
+            "model_replaced",
+            "critical",
+            "The server still works with a model file that was replaced on the disk since it was loaded.",
+            "/srv/models/m-00002-of-00002.gguf: pid 900 has the former file loaded",
+        ),
+        FaultKind(
             "context_short",
             "error",
             "A request is granted less context than was asked for.",

@@ -19,6 +19,7 @@ from .account import check_account
 from .arguments import Plan, Settings, Surroundings, plan, reachable_host
 from .catalogue import CATALOGUE
 from .listener import in_the_way, listeners
+from .mapped import all_shards
 from .unit import Unit, load_timeout, render
 
 NVIDIA_VENDOR = "0x10de"
@@ -120,6 +121,7 @@ def prepare(
             "environment": computed.environment,
             "unit": text,
             "account_exists": account_exists,
+            "model_files": all_shards(settings.model),
             "alias": computed.alias,
             "base_url": computed.base_url,
             "split_mode": computed.split_mode,

@@ -15,7 +15,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -23,6 +23,7 @@ from ..faults import Fault, FaultError
 from ..machine import Machine, run
 from .catalogue import CATALOGUE
 from .listener import listeners
+from .mapped import outdated
 from .service import Runner, Status, journal_tail, status
 
 PROMPT = "Reply with one short sentence."
@@ -50,6 +51,7 @@ class Question:
     prompt: str = PROMPT
     max_tokens: int = 48
     nvidia_smi: str = "nvidia-smi"
+    model_files: Sequence[str] = ()
 
     @property
     def root(self) -> str:
@@ -165,6 +167,7 @@ class Probe:
         try:
             self.wait_until_ready()
             faults += self._check_process()
+            faults += self._check_files()
             faults += self._check_model()
             faults += self._check_context()
             faults += self._check_answer()
@@ -246,6 +249,19 @@ class Probe:
                 f"held by {holders[0].owner}; {service}",
                 "Stop that program, or give the service another port; requests reach the program, not the service.",
             )
+        ]
+
+    def _check_files(self) -> list[Fault]:
+        if self.finding.pid is None:
+            return []
+        return [
+            CATALOGUE.fault(
+                "model_replaced",
+                path,
+                f"pid {self.finding.pid} has the former file loaded, not the one on the disk now",
+                f"Restart it: systemctl restart {self.question.unit}",
+            )
+            for path in outdated(self.finding.pid, self.question.model_files)
         ]
 
     def _check_model(self) -> list[Fault]:

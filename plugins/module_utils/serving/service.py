@@ -4,7 +4,7 @@
 
 While a switch is under way the former unit lies beside the new one as ``NAME.service.before``. A run that is killed
 leaves it there; the next run goes on, and can still bring the former unit back. What a running process has read is
-told by time: a file that is newer than the process is not what the process runs with.
+told by time, as a file that is newer than the process is not what the process runs with, and by what it has mapped.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ..faults import Fault, FaultError
 from ..files import replace_file
 from ..machine import Completed, run
 from .catalogue import CATALOGUE
+from .mapped import outdated
 
 UNIT_FOLDER = Path("/etc/systemd/system")
 JOURNAL_LINES = 25
@@ -166,7 +167,7 @@ class Service:
         return Outcome(tuple(changes), before or "", self.wanted.content)
 
     def _stale(self, now: Status) -> bool:
-        """Whether the running process was started before its files were written, or runs another program."""
+        """Whether the running process began before its files were written, holds old ones, or runs another program."""
         if now.started is not None:
             for path in (str(self.path), *self.wanted.inputs):
                 try:
@@ -176,6 +177,8 @@ class Service:
                 # A time in the future comes from a clock that was set back, and says nothing.
                 if now.started < written <= time.time():
                     return True
+        if now.pid is not None and outdated(now.pid, self.wanted.inputs):
+            return True
         if self.wanted.executable and now.pid is not None:
             try:
                 running = Path(f"/proc/{now.pid}/exe").readlink()

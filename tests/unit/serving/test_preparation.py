@@ -85,6 +85,7 @@ def test_sound_settings(engine: Path, model: Path, gpus: Machine) -> None:
     assert codes(found) == []
     assert found.results["architecture"] == "qwen4exp"
     assert found.results["would_verify"] is False
+    assert found.results["model_files"] == [str(model)]
     assert f"ExecStart={engine} --model {model}" in found.results["unit"]
     assert "demo-key" not in json.dumps(found.results)
     asked, parsed = (engine.parent.parent.parent / "calls").read_text().splitlines()

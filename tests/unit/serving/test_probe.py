@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import threading
 from collections.abc import Iterator, Sequence
@@ -135,6 +136,20 @@ def test_a_sound_endpoint() -> None:
         "tokens_per_second": 41.26,
     }
     assert played.asked[0]["temperature"] == 0
+
+
+def test_a_model_that_was_replaced_under_the_server(tmp_path: Path) -> None:
+    """The played service is this process."""
+    shard = tmp_path / "m-00002-of-00002.gguf"
+    shard.write_bytes(b"GGUF")
+    asked = {"unit": "x.service", "model_files": [str(shard)]}
+    with shard.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+        assert probed(Played(), **asked)[0] == []
+        shard.rename(f"{shard}.corrupt")
+        shard.write_bytes(b"GGUF")
+        codes, _, text = probed(Played(), **asked)
+    assert codes == ["model_replaced"]
+    assert f"{shard}: pid {os.getpid()}" in text
 
 
 @pytest.mark.parametrize("tail", ["", "/", "/v1", "/v1/"])

@@ -7,6 +7,7 @@ The molecule scenario and the demo do the same with the real systemd.
 
 from __future__ import annotations
 
+import mmap
 import os
 import time
 from collections.abc import Sequence
@@ -232,6 +233,19 @@ def test_a_newer_key_file_calls_for_a_restart(serving: PlayedSystemd, tmp_path: 
     assert service(serving, OLD).converge().changes == ()
     assert service(serving, OLD, inputs=[str(key)]).converge().changes == ("restarted",)
     assert service(serving, OLD, inputs=[str(key)]).converge().changes == ()
+
+
+def test_a_replaced_file_calls_for_a_restart_whatever_its_time(serving: PlayedSystemd, tmp_path: Path) -> None:
+    """The played process is this one."""
+    shard = tmp_path / "m-00002-of-00002.gguf"
+    shard.write_bytes(b"GGUF")
+    os.utime(shard, (1, 1))
+    with shard.open("rb") as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ):
+        assert service(serving, OLD, inputs=[str(shard)]).converge().changes == ()
+        shard.rename(f"{shard}.corrupt")
+        shard.write_bytes(b"GGUF")
+        os.utime(shard, (1, 1))
+        assert service(serving, OLD, inputs=[str(shard)]).converge().changes == ("restarted",)
 
 
 def test_a_file_from_the_future_says_nothing(serving: PlayedSystemd, tmp_path: Path) -> None:
