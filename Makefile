@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help dev os-packages lock demo demo-model clear test test-full lint unit cores molecule e2e docs \
+.PHONY: help dev os-packages lock demo clear test test-full lint unit cores molecule e2e docs \
         bench bench-gpu build
 
 PYTHON ?= python3

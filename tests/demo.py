@@ -13,6 +13,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import yaml
+
 from tests.lab.paths import Paths
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,7 +59,24 @@ def main(options: list[str]) -> int:
     prepare("demo", INVENTORY / "lab.yml")
     step("ansible-playbook site.yml -i inventories/demo")
     playbook = ["ansible-playbook", "site.yml", "-i", str(INVENTORY.relative_to(ROOT)), *options]
-    return subprocess.run(playbook, cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": "1"}, check=False).returncode
+    status = subprocess.run(playbook, cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": "1"}, check=False).returncode
+    if status == 0 and not options:
+        print(how_to_ask(), flush=True)
+    return status
+
+
+def how_to_ask() -> str:
+    """A call that a person can paste; the address is in lab.yml, key and model in the demo's settings."""
+    machines = yaml.safe_load((INVENTORY / "lab.yml").read_text(encoding="utf-8"))["gpu_servers"]["hosts"]
+    settings = yaml.safe_load((INVENTORY / "group_vars" / "gpu_servers.yml").read_text(encoding="utf-8"))
+    address = next(iter(machines.values()))["ansible_host"]
+    request = {"model": settings["llama_server_alias"], "messages": [{"role": "user", "content": "Hello"}]}
+    return (
+        "The answer above is random words: the demo's model is made, not trained. Ask it yourself:\n\n"
+        f"curl http://{address}:{settings['llama_server_port']}/v1/chat/completions \\\n"
+        f"  -H 'Authorization: Bearer {settings['llama_server_api_keys'][0]}' -H 'Content-Type: application/json' \\\n"
+        f"  -d '{json.dumps(request)}'\n"
+    )
 
 
 if __name__ == "__main__":

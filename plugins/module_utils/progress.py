@@ -31,7 +31,8 @@ class ProgressRecord:
 class ProgressWriter:
     """Writes the record at most once per ``interval`` seconds; does nothing when ``path`` is null.
 
-    The rate is that of the last ``window`` seconds: on a slow link the mean since the start says nothing about now.
+    The rate of bytes is that of the last ``window`` seconds: on a slow link the mean since the start says nothing about
+    now. The rate of steps is the mean since their phase began: one compiler run can take longer than any window.
     """
 
     def __init__(self, path: str | None, unit: str, interval: float = 1.0, window: float = 30.0) -> None:
@@ -40,6 +41,7 @@ class ProgressWriter:
         self._interval = interval
         self._window = window
         self._last_write = 0.0
+        self._phase: str | None = None
         self._samples: deque[tuple[float, int]] = deque()
 
     def update(self, phase: str, done: int, total: int | None = None, subject: str = "", force: bool = False) -> None:
@@ -49,8 +51,11 @@ class ProgressWriter:
         if not force and now - self._last_write < self._interval:
             return
         self._last_write = now
+        if phase != self._phase:
+            self._phase = phase
+            self._samples.clear()
         self._samples.append((now, done))
-        while len(self._samples) > 2 and now - self._samples[0][0] > self._window:
+        while self._unit == "bytes" and len(self._samples) > 2 and now - self._samples[0][0] > self._window:
             self._samples.popleft()
         rate = self._rate()
         eta = (total - done) / rate if total is not None and rate else None

@@ -149,7 +149,7 @@ faults:
     source:
       description: Who says so.
       type: str
-      sample: ollama/ollama#16449, #17290 (discover/cuda_compat.go)
+      sample: "ollama/ollama#16449, #17290 (discover/cuda_compat.go)"
     disputed:
       description: How sources disagree; empty where they do not.
       type: str

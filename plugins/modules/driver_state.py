@@ -217,7 +217,7 @@ faults:
   type: list
   elements: dict
   sample:
-    - code: driver_reboot_required
+    - code: reboot_required
       subject: nvidia module
       message: loaded 550.90.07, installed 550.107.02
       remedy: reboot

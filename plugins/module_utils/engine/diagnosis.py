@@ -96,7 +96,7 @@ SYMPTOMS = (
         r"No CMAKE_CUDA_COMPILER could be found|Failed to find nvcc|nvcc: (?:command )?not found"
         r"|CMAKE_CUDA_COMPILER:\s*\S*\s*is not a full path|Could not find nvcc",
         "the CUDA toolkit was found, but not its compiler",
-        "Install the toolkit's compiler (role cuda_toolkit) and name its folder in cuda_root.",
+        "Install the toolkit's compiler (for V100: CUDA 12.x) and name its folder in cuda_root.",
     ),
     _symptom(
         "libcuda_stub_missing",
@@ -111,7 +111,7 @@ SYMPTOMS = (
         "CUDA toolkit",
         r"links to:?\s+CUDA::(\w+)\s+but the target was not found",
         "the CUDA toolkit has a compiler and no {1}",
-        "Install the toolkit's development package of that library (role cuda_toolkit), in the same tree as nvcc.",
+        "Install the toolkit's development package of that library in the same tree as nvcc.",
     ),
     _symptom(
         "cmake_too_old",

@@ -135,7 +135,7 @@ def _probe_cuda(request: Request, account: Account | None) -> tuple[Cuda | None,
     folder = f"{request.cuda_root}/bin" if request.cuda_root else "/usr/local/cuda/bin"
     nvcc = f"{folder}/nvcc" if request.cuda_root else find_program("nvcc", folder)
     env = environment(extra={"PATH": f"{folder}:{environment()['PATH']}"})
-    remedy = "Install the CUDA toolkit (role cuda_toolkit), or name its folder in cuda_root."
+    remedy = "Install the CUDA toolkit (12.x for V100; 13 no longer compiles for it), or name its folder in cuda_root."
     if nvcc is None or not os.path.lexists(nvcc):
         where = f"below {request.cuda_root}/bin" if request.cuda_root else "in PATH or below /usr/local/cuda/bin"
         return None, [CATALOGUE.fault("nvcc_missing", "nvcc", f"not found {where}", remedy)]

@@ -117,7 +117,7 @@ FAULTS = Catalogue(
             "nvidia/535.261.03 for 6.1.0-37-amd64: installed (WARNING! Diff between built and installed module!)",
         ),
         FaultKind(
-            "driver_reboot_required",
+            "reboot_required",
             "critical",
             "The loaded module is older or newer than what is installed; a reboot loads the right one.",
             "loaded 550.90.07, installed 550.107.02 (upgraded on 2024-08-01 06:11:05 by unattended-upgrade)",
@@ -768,7 +768,7 @@ def _judge_loaded(state: DriverState, found: _Findings, module: modinfo.Module |
             return
         if state.module_running is None and module is not None:
             found.add(
-                "driver_reboot_required",
+                "reboot_required",
                 "kernel",
                 f"the driver is built for {module.kernel}, which boots next; {state.kernels.running} runs without it",
                 ["reboot"],
@@ -790,7 +790,7 @@ def _judge_loaded(state: DriverState, found: _Findings, module: modinfo.Module |
             by = "unattended-upgrade" if state.upgrade.unattended else state.upgrade.command or "apt"
             why = f" (upgraded on {state.upgrade.date} by {by}: {names})"
         found.add(
-            "driver_reboot_required",
+            "reboot_required",
             "nvidia module",
             f"loaded {running}, installed {installed}{why}",
             ["reboot"],

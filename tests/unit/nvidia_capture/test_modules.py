@@ -38,14 +38,14 @@ def test_driver_state_only_reports_unless_asked_to_fail():
     code, result = run_module("driver_state", sysroot=str(CAPTURES / "version-mismatch"))
     assert code == 0
     assert (result["changed"], result["verdict"], result["remedy"]) == (False, "reboot_required", ["reboot"])
-    assert [fault["code"] for fault in result["faults"]] == ["driver_reboot_required"]
+    assert [fault["code"] for fault in result["faults"]] == ["reboot_required"]
 
 
 def test_driver_state_fails_once_with_all_faults():
     code, result = run_module("driver_state", sysroot=str(CAPTURES / "version-mismatch"), require_ok=True)
     assert code == 1
     assert result["msg"] == (
-        "[driver_reboot_required] nvidia module: loaded 535.247.01, installed 535.261.03\n  -> reboot"
+        "[reboot_required] nvidia module: loaded 535.247.01, installed 535.261.03\n  -> reboot"
     )
     assert result["verdict"] == "reboot_required"
 

@@ -613,7 +613,7 @@ def test_software_comes_before_hardware(machine):
     machine.file("dev/kmsg", "NVRM: Xid (PCI:0000:1a:00): 79, GPU has fallen off the bus\n")
     _, judgement = machine.judged()
     assert judgement.verdict == "reboot_required"
-    assert set(codes(judgement)) == {"driver_reboot_required", "gpu_off_the_bus"}
+    assert set(codes(judgement)) == {"reboot_required", "gpu_off_the_bus"}
 
 
 def test_unreadable_log_is_said_and_not_taken_for_a_clean_one(machine):

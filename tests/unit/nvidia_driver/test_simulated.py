@@ -30,7 +30,7 @@ def simulator(tmp_path):
 @pytest.mark.parametrize(
     ("words", "verdict", "code"),
     [
-        (("mismatch",), "reboot_required", "driver_reboot_required"),
+        (("mismatch",), "reboot_required", "reboot_required"),
         (("no-driver",), "load_module", "driver_not_loaded"),
         (("no-driver", "absent"), "not_installed", "driver_not_installed"),
         (("no-driver", "unbuilt"), "rebuild_module", "driver_module_missing"),
@@ -59,7 +59,7 @@ def test_simulated_faults_are_all_reported(simulator):
     judgement = simulator.judged()
     assert judgement.verdict == "reboot_required"
     assert [fault.code for fault in judgement.faults] == [
-        "driver_reboot_required",
+        "reboot_required",
         "gpu_off_the_bus",
         "gpu_xid_hardware",
     ]
