@@ -37,11 +37,11 @@ options:
     default: any
   min_links_per_pair:
     description:
-      - The fewest NVLinks that a pair may have, V(2) on a board with four Tesla V100-SXM2.
+      - The fewest NVLinks that a pair may have, V(0) (any number) or more; V(2) on a board with four Tesla V100-SXM2.
       - With O(require=islands) it counts for pairs that have NVLinks at all.
     type: int
   island_size:
-    description: The smallest group that O(require=islands) accepts; V(2) when not given.
+    description: The smallest group that O(require=islands) accepts, V(2) or more; V(2) when not given.
     type: int
   require_active_links:
     description:
@@ -247,6 +247,8 @@ def main() -> None:
         require_active_links=options["require_active_links"],
         peer_access=options["peer_access"],
     )
+    if request.refused:
+        module.fail_json(msg=request.refused)
     result, faults = report(NvidiaSmi(machine, options["nvidia_smi"]), request)
     finish(module, faults, changed=False, nvidia_smi_processes=machine.processes, **result.as_dict())
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..machine import Machine
-from .values import version_key
+from .values import is_index, version_key
 
 _ENTRY = re.compile(r"""^\s*(?P<kind>menuentry|submenu)\s+(?P<quote>['"])(?P<title>.*?)(?P=quote)(?P<rest>.*)$""")
 _ID = re.compile(r"""(?:\$menuentry_id_option|--id)\s+['"]?(?P<id>[^'"\s{]+)""")
@@ -135,7 +135,7 @@ def _find(entries: list[_Entry], wanted: str) -> str | None:
         # An id names its entry without the menus above it.
         if len(parts) == 1 and parts[0] and parts[0] == entry.ids[-1]:
             return entry.kernel
-    if len(parts) == 1 and parts[0].isdigit():
+    if len(parts) == 1 and is_index(parts[0]):
         # A number can name a submenu; GRUB then boots its first entry.
         for entry in entries:
             if entry.position[0] == int(parts[0]):

@@ -12,7 +12,7 @@ from ..faults import Fault
 from . import inventory, nvlink, topology
 from .gpu_faults import GPU
 from .smi import Answer, NvidiaSmi, unparsable
-from .values import bus_id, clean
+from .values import bus_id, clean, is_index
 
 REQUIRE = ("any", "full_mesh", "islands")
 
@@ -27,6 +27,15 @@ class LinkRequest:
     island_size: int | None = None
     require_active_links: bool = True
     peer_access: bool = False
+
+    @property
+    def refused(self) -> str | None:
+        """What cannot be meant and what to write instead, or null."""
+        if self.island_size is not None and self.island_size < 2:
+            return f"island_size is {self.island_size}: write the number of GPUs in a group, 2 or more"
+        if self.min_links_per_pair is not None and self.min_links_per_pair < 0:
+            return f"min_links_per_pair is {self.min_links_per_pair}: write a number of links, 0 (any) or more"
+        return None
 
 
 @dataclass
@@ -198,7 +207,7 @@ def _living_in_use(wanted: Sequence[str], states: _States) -> list[int]:
     used: set[int] = set()
     for name in (item.strip() for item in wanted):
         card = bus_id(name)
-        if name.isdigit():
+        if is_index(name):
             used.add(int(name))
         elif found := {item.gpu for item in states.status.gpus if (item.uuid or "").lower() == name.lower()}:
             used |= found
@@ -219,14 +228,14 @@ def _select(
     for item in status.gpus:
         if item.uuid:
             by_name.setdefault(item.uuid.lower(), set()).add(item.gpu)
-    if any(not name.strip().isdigit() and name.strip().lower() not in by_name for name in wanted):
+    if any(not is_index(name.strip()) and name.strip().lower() not in by_name for name in wanted):
         for index, bus, uuid in _identities(smi):
             by_name.setdefault(bus, set()).add(index)
             by_name.setdefault(uuid.lower(), set()).add(index)
     chosen: list[int] = []
     faults = []
     for name in (item.strip() for item in wanted):
-        found = {int(name)} if name.isdigit() else by_name.get(name.lower()) or by_name.get(bus_id(name) or "") or set()
+        found = {int(name)} if is_index(name) else by_name.get(name.lower()) or by_name.get(bus_id(name) or "") or set()
         found = found & set(known)
         if len(found) != 1:
             have = ", ".join(str(index) for index in known)
@@ -251,7 +260,7 @@ def _identities(smi: NvidiaSmi) -> list[tuple[int, str, str]]:
     for line in clean(answer.text).splitlines():
         parts = [part.strip() for part in line.split(",")]
         card = bus_id(parts[1]) if len(parts) == 3 else None
-        if card and parts[0].isdigit():
+        if card and is_index(parts[0]):
             found.append((int(parts[0]), card, parts[2]))
     return found
 

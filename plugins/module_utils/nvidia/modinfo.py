@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ..machine import Machine
+from .values import is_index
 
 #: The four parts of the driver that CUDA programs and displays need (spaced#22).
 PARTS = ("nvidia", "nvidia_modeset", "nvidia_uvm", "nvidia_drm")
@@ -135,7 +136,7 @@ def part_of(file_name: str) -> str | None:
     kinds = {"modeset", "uvm", "drm"}
     if words and words[-1] in kinds:
         return f"nvidia_{words[-1]}"
-    if not words or all(word in {"current", "tesla", "legacy", "srv", "open"} or word.isdigit() for word in words):
+    if not words or all(word in {"current", "tesla", "legacy", "srv", "open"} or is_index(word) for word in words):
         return "nvidia"
     return None
 

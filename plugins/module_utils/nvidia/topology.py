@@ -16,7 +16,7 @@ from itertools import combinations
 
 from ..faults import Fault
 from .gpu_faults import GPU
-from .values import clean, reading
+from .values import clean, is_index, reading
 
 #: How a cell of the matrix is called in results; NV# is ``nvlink``.
 PATHS = ("nvlink", "pix", "pxb", "phb", "node", "sys", "soc", "self", "unknown")
@@ -411,7 +411,7 @@ def _numa(text: str | None) -> int | str | None:
     value = reading(text).value if text is not None else None
     if value is None or not _CPU_LIST.fullmatch(value):
         return None
-    return int(value) if value.isdigit() else value
+    return int(value) if is_index(value) else value
 
 
 def _names(names: Iterable[str]) -> str:

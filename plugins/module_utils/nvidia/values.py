@@ -138,6 +138,11 @@ def bus_id(text: str | None) -> str | None:
     return f"{int(domain or '0', 16):04x}:{bus}:{device}.{function}".lower()
 
 
+def is_index(text: str) -> bool:
+    """Whether a text is a whole number as programs write it; ``isdigit`` also takes what ``int`` does not (\u00b2)."""
+    return re.fullmatch("[0-9]+", text) is not None
+
+
 def version_key(version: str) -> tuple[int, ...]:
     """A driver version as numbers: 550.90.07 is older than 550.107.02."""
     return tuple(int(part) for part in re.findall(r"\d+", version))

@@ -68,6 +68,12 @@ def test_an_error_text_fails_once_with_remedy(tmp_path: Path) -> None:
     assert got["gpu_count"] is None
 
 
+def test_the_module_refuses_numbers_that_cannot_be_meant(tmp_path: Path) -> None:
+    program = stand_in(tmp_path, "01-v100x4-sxm2-32gb-all-nv2")
+    assert "write the number of GPUs" in ad_hoc("nvlink_topology", nvidia_smi=program, island_size=-3)["msg"]
+    assert not (tmp_path / "stand-in.calls").exists()
+
+
 def test_an_inventory_from_a_capture(tmp_path: Path) -> None:
     csv = read(FIXTURES / "73-h200x2-live-query.txt").output
     write_capture(tmp_path, {"--query-gpu=index --format=csv": csv}, version="580.159.04")
@@ -197,9 +203,21 @@ def test_check_mode_without_a_driver_says_what_it_would_verify_on_the_simulator(
 
 
 def test_settings_that_cannot_be_meant_are_refused_before_anything_runs(simulated: Simulated) -> None:
-    wrong = ("gpu_verify_expected_count=0", "gpu_verify_max_temperature=300", "gpu_verify_driver_branch=latest")
+    wrong = (
+        "gpu_verify_expected_count=0",
+        "gpu_verify_max_temperature=300",
+        "gpu_verify_driver_branch=latest",
+        "gpu_verify_island_size=0",
+        "gpu_verify_min_links_per_pair=-1",
+    )
     done = simulated.verify(*(word for setting in wrong for word in ("-e", setting)))
     assert done.returncode == 2
-    for says in ("write the number of GPUs, 1 to 64", "write degrees C, 30 to 110", "write a branch such as 535"):
+    for says in (
+        "write the number of GPUs, 1 to 64",
+        "write degrees C, 30 to 110",
+        "write a branch such as 535",
+        "gpu_verify_island_size is 0: write the GPUs of a group, 2 or more",
+        "gpu_verify_min_links_per_pair is -1: write 0 (any) or more",
+    ):
         assert says in done.stdout
     assert not (simulated.folder / "calls").exists()
