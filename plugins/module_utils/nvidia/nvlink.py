@@ -23,6 +23,11 @@ _GPU = re.compile(r"^\W*GPU\s+(\d+):\s*(.*?)\s*(?:\(UUID:\s*([^)\s]*)\)?)?\s*$")
 _LINK = re.compile(r"^\W*Link\s+(\d+):\s*(.+?)\s*$")
 _RATE = re.compile(r"^(\d+(?:\.\d+)?)\s*GB/s$", re.IGNORECASE)
 _ALL_INACTIVE = re.compile(r"all links are in-?active", re.IGNORECASE)
+#: The same glued to the line of a GPU, with or without the words of NVML before it.
+_OWN_INACTIVE = re.compile(
+    r"(?:[\s:;,<(\[]|NVML:|Unable to retrieve NvLink information as|all links are)+(?<![\w-])in-?active[\s.>)\]]*$",
+    re.IGNORECASE,
+)
 _NOT_SUPPORTED = re.compile(
     r"Unable to retrieve NvLink|NvLink.*not supported|No NvLinks|device does not support NVLink", re.IGNORECASE
 )
@@ -104,22 +109,26 @@ def parse(text: str) -> Status:
     """Link states by GPU; empty where the text has none (then the state is unknown, not bad)."""
     status = Status()
     current: GpuLinks | None = None
+    unread: dict[int, list[str]] = {}
     for line in clean(text).split("\n"):
-        if match := _GPU.match(line):
+        if match := _GPU.match(_OWN_INACTIVE.sub("", line)):
             index, product, uuid = int(match.group(1)), match.group(2), match.group(3)
             if status.of(index) is not None:
                 status.faults.append(_truncated(f"GPU{index}", f"GPU {index} stands twice in the answer"))
                 current = None
                 continue
-            current = GpuLinks(index, product or None, uuid or None)
+            current = GpuLinks(index, product or None, uuid or None, all_inactive=bool(_OWN_INACTIVE.search(line)))
             status.gpus.append(current)
         elif (match := _LINK.match(line)) and current is not None:
-            link = _link(int(match.group(1)), match.group(2))
-            if link is None or any(known.link == link.link for known in current.links or []):
-                status.faults.append(
-                    _truncated(f"GPU{current.gpu}", f"the line {line.strip()[:60]!r} is cut off or not known")
-                )
+            number = int(match.group(1))
+            if any(known.link == number for known in current.links or []):
+                unread.setdefault(current.gpu, []).append(line)
                 continue
+            link = _link(number, match.group(2))
+            if link is None:
+                # Neither up nor down: the card then has no number of active links.
+                unread.setdefault(current.gpu, []).append(line)
+                link = Link(number, None, None)
             current.links = [*(current.links or []), link]
         elif _ALL_INACTIVE.search(line):
             if current is not None:
@@ -128,24 +137,31 @@ def parse(text: str) -> Status:
             continue
         elif _ELIDED.match(line):
             status.elided = True
+    for index, lines in unread.items():
+        rest = f" (and {len(lines) - 1} more)" if len(lines) > 1 else ""
+        message = f"the line {lines[0].strip()[:60]!r}{rest} is cut off or not known"
+        status.faults.append(_truncated(f"GPU{index}", message))
     for gpu in status.gpus:
         numbers = [link.link for link in gpu.links or []]
         if numbers and sorted(numbers) != list(range(max(numbers) + 1)):
             missing = sorted(set(range(max(numbers))) - set(numbers))
-            lines = ", ".join(map(str, missing))
-            status.faults.append(_truncated(f"GPU{gpu.gpu}", f"no line for link {lines}"))
+            status.faults.append(
+                _truncated(f"GPU{gpu.gpu}", f"no line for link {', '.join(map(str, missing))}"),
+            )
     return status
 
 
 def _link(number: int, text: str) -> Link | None:
     bare = text.replace("&lt;", "<").replace("&gt;", ">").strip("<>[] ").lower()
-    if bare in {"inactive", "disabled", "down"}:
+    if bare in {"inactive", "in-active", "not active", "disabled", "not enabled", "down", "off"}:
         return Link(number, False, None)
     if match := _RATE.match(text):
-        return Link(number, True, float(match.group(1)))
+        rate = float(match.group(1))
+        return Link(number, True, rate) if rate > 0 else Link(number, False, None)
     if bare in {"active", "enabled"}:
         return Link(number, True, None)
-    if reading(text).value is None:
+    # Asleep to save power (NVML_NVLINK_STATE_SLEEP) is no fault, and whether the link works is not known.
+    if reading(text).value is None or bare == "sleep":
         return Link(number, None, None)
     return None
 

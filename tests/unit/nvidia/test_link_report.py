@@ -136,6 +136,13 @@ def test_an_id_that_two_cards_share_is_not_taken_for_either(captured: Captured) 
     assert "several GPUs" in faults[0].message
 
 
+def test_numbers_that_cannot_be_meant_are_refused() -> None:
+    for size in (-3, 0, 1):
+        assert f"island_size is {size}: write" in (LinkRequest(island_size=size).refused or "")
+    assert "min_links_per_pair is -1: write" in (LinkRequest(min_links_per_pair=-1).refused or "")
+    assert LinkRequest(island_size=2, min_links_per_pair=0).refused is None
+
+
 # --- link states ------------------------------------------------------------------------------------------------------
 
 
@@ -264,6 +271,67 @@ def test_a_slow_link(captured: Captured) -> None:
     _, faults = report(captured, FOUR, status)
     assert codes(faults) == ["nvlink_slow"]
     assert "link 5 runs at 12.891 GB/s, the others at 25.781 GB/s" in faults[0].message
+
+
+@pytest.mark.parametrize("down", ["0 GB/s", "0.000 GB/s", "<not active>", "off", "<disabled>"])
+def test_a_link_without_a_rate_or_with_a_word_for_it_is_down(down: str, captured: Captured) -> None:
+    status = states(SIX, SIX, SIX, [UP, UP, UP, None, UP, UP]).replace("<inactive>", down)
+    got, faults = report(captured, FOUR, status)
+    assert [(fault.code, fault.subject) for fault in faults] == [("nvlink_inactive", "GPU3")]
+    assert faults[0].message == "5 of 6 NVLinks are active; inactive: 3"
+    assert got.links is not None
+    assert got.links[3]["links"][3] == {"link": 3, "active": False, "rate_gb_s": None}
+
+
+def test_all_links_at_rate_zero(captured: Captured) -> None:
+    zero = states(*[[0.0] * 6] * 4)
+    _, faults = report(captured, FOUR, zero)
+    assert [(fault.code, fault.subject) for fault in faults] == [("nvlink_inactive", "GPU0, GPU1, GPU2, GPU3")]
+
+
+@pytest.mark.parametrize("text", ["25.781 GBps", "25781 MB/s", "25,781 GB/s", "25.781 GB/s (degraded)", "25.7"])
+def test_a_link_that_cannot_be_read_is_neither_up_nor_down(text: str, captured: Captured) -> None:
+    status = states(SIX, SIX, SIX, [UP, UP, None, None, UP, UP]).replace("<inactive>", text)
+    got, faults = report(captured, FOUR, status)
+    assert [(fault.code, fault.subject) for fault in faults] == [("nvlink_status_truncated", "GPU3")]
+    assert f"Link 2: {text}" in faults[0].message
+    assert "(and 1 more)" in faults[0].message
+    assert got.links is not None
+    assert got.links[3]["active"] is None
+    assert got.links[3]["links"][3] == {"link": 3, "active": None, "rate_gb_s": None}
+
+
+def test_sleeping_links_are_not_judged(captured: Captured) -> None:
+    status = states(*[[None] * 6] * 4).replace("inactive", "sleep")
+    got, faults = report(captured, FOUR, status)
+    assert [(fault.code, fault.subject) for fault in faults] == [("nvlink_status_unknown", "GPU0, GPU1, GPU2, GPU3")]
+    assert got.links is not None
+    assert [card["active"] for card in got.links] == [None] * 4
+
+
+@pytest.mark.parametrize(
+    "tail",
+    [
+        " NVML: Unable to retrieve NvLink information as all links are inActive",
+        ": all links are inActive",
+        " inActive",
+        " <inactive>",
+    ],
+)
+def test_no_link_up_said_on_the_line_of_the_card(tail: str, captured: Captured) -> None:
+    lines = [f"GPU {gpu}: Tesla V100-SXM2-32GB (UUID: GPU-{gpu}){tail}" for gpu in range(2)]
+    got, faults = report(captured, matrix(2, {}), "\n".join(lines) + "\n")
+    assert got.links is not None
+    assert [(card["active"], card["product"], card["uuid"]) for card in got.links] == [
+        (0, "Tesla V100-SXM2-32GB", f"GPU-{gpu}") for gpu in range(2)
+    ]
+    assert [(fault.code, fault.subject) for fault in faults] == [("nvlink_inactive", "GPU0, GPU1")]
+
+
+def test_a_name_that_only_looks_like_an_index_is_not_found(captured: Captured) -> None:
+    _, faults = report(captured, FOUR, states(SIX, SIX, SIX, SIX), gpus=["\u00b2"])
+    assert [(fault.code, fault.subject) for fault in faults] == [("gpu_not_found", "\u00b2")]
+    assert "topology_unavailable" in codes(report(captured, "", states(SIX, SIX), gpus=["\u00b2"])[1])
 
 
 @pytest.mark.parametrize("status", ["", "Usage: nvidia-smi nvlink\n", FOUR])
