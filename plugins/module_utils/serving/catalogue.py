@@ -85,6 +85,12 @@ CATALOGUE = Catalogue(
             "llama-server.service: Unknown key name 'Foo' in section 'Service'",
         ),
         FaultKind(
+            "unit_overridden",
+            "error",
+            "A file beside the unit (a drop-in) changes what the unit says.",
+            "/etc/systemd/system/llama-server.service.d/override.conf: sets ExecStart of llama-server.service",
+        ),
+        FaultKind(
             "service_start_failed",
             "critical",
             "The service did not become ready; the former unit, if there was one, is in place again.",

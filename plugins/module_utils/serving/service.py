@@ -20,6 +20,7 @@ from ..faults import Fault, FaultError
 from ..files import replace_file
 from ..machine import Completed, run
 from .catalogue import CATALOGUE
+from .dropins import overridden
 from .mapped import outdated
 
 UNIT_FOLDER = Path("/etc/systemd/system")
@@ -32,7 +33,10 @@ Runner = Callable[[Sequence[str], float], Completed]
 
 @dataclass(frozen=True)
 class Status:
-    """What systemd says of a unit. ``pid`` is null while no main process runs; ``started`` is its start, epoch s."""
+    """What systemd says of a unit. ``pid`` is null while no main process runs; ``started`` is its start, epoch s.
+
+    ``drop_ins`` are the files beside the unit that systemd has read for it.
+    """
 
     active: str
     sub: str
@@ -41,6 +45,7 @@ class Status:
     enabled: bool
     started: float | None
     needs_reload: bool
+    drop_ins: tuple[str, ...] = ()
 
     @property
     def running(self) -> bool:
@@ -53,7 +58,9 @@ class Status:
 
 def status(name: str, runner: Runner = run) -> Status:
     """Ask systemd; a unit that does not exist is inactive and not enabled."""
-    keys = "ActiveState,SubState,Result,MainPID,UnitFileState,ExecMainStartTimestampMonotonic,NeedDaemonReload"
+    keys = (
+        "ActiveState,SubState,Result,MainPID,UnitFileState,ExecMainStartTimestampMonotonic,NeedDaemonReload,DropInPaths"
+    )
     done = runner(["systemctl", "show", name, f"--property={keys}"], COMMAND_TIMEOUT)
     if not done.ok:
         raise FaultError(_control_failed(name, "show", done))
@@ -69,6 +76,7 @@ def status(name: str, runner: Runner = run) -> Status:
         enabled=found.get("UnitFileState", "") in ("enabled", "enabled-runtime"),
         started=started,
         needs_reload=found.get("NeedDaemonReload") == "yes",
+        drop_ins=tuple(found.get("DropInPaths", "").split()),
     )
 
 
@@ -132,6 +140,13 @@ class Service:
         """Bring the service to what is wanted. Raises FaultError where systemd cannot be asked or told."""
         before = _read(self.path)
         now = status(self.name, self._run)
+        if now.needs_reload and not check:
+            # A drop-in that systemd has not read yet counts as well.
+            self._systemctl("daemon-reload")
+            now = status(self.name, self._run)
+        faults = self._overridden(now)
+        if faults:
+            return Outcome((), before or "", before or "", faults)
         file_differs = before != self.wanted.content
         changes = []
         if file_differs:
@@ -145,7 +160,7 @@ class Service:
                 changes.append("restarted")
         elif now.active not in ("inactive", "failed"):
             changes.append("stopped")
-        if check or not (changes or self.former.exists() or now.needs_reload):
+        if check or not (changes or self.former.exists()):
             return Outcome(tuple(changes), before or "", self.wanted.content)
 
         if file_differs:
@@ -153,8 +168,13 @@ class Service:
             if before is not None and not self.former.exists():
                 replace_file(self.former, before.encode())
             replace_file(self.path, self.wanted.content.encode())
-        if file_differs or now.needs_reload:
             self._systemctl("daemon-reload")
+            # For a unit that was not there systemd has named no drop-ins before.
+            faults = self._overridden(status(self.name, self._run)) if before is None else ()
+            if faults:
+                self.path.unlink()
+                self._systemctl("daemon-reload")
+                return Outcome((), "", "", faults)
         if "stopped" in changes:
             self._systemctl("stop", self.name, timeout=self.wanted.start_timeout)
         if "started" in changes or "restarted" in changes:
@@ -165,6 +185,10 @@ class Service:
             self._systemctl("enable" if self.wanted.enabled else "disable", self.name)
         self.former.unlink(missing_ok=True)
         return Outcome(tuple(changes), before or "", self.wanted.content)
+
+    def _overridden(self, now: Status) -> tuple[Fault, ...]:
+        """What other files make of the unit; of no matter for a service that shall not run."""
+        return tuple(overridden(self.name, self.wanted.content, now.drop_ins)) if self.wanted.started else ()
 
     def _stale(self, now: Status) -> bool:
         """Whether the running process began before its files were written, holds old ones, or runs another program."""

@@ -42,6 +42,8 @@ class PlayedSystemd:
     restarts: int = 0
     calls: list[str] = field(default_factory=list)
     die_at: int | None = None
+    drop_ins: list[Path] = field(default_factory=list)
+    read_drop_ins: list[Path] = field(default_factory=list)
 
     @property
     def path(self) -> Path:
@@ -75,7 +77,11 @@ class PlayedSystemd:
             "MainPID": str(os.getpid()) if self.running else "0",
             "UnitFileState": "enabled" if self.enabled and self.path.exists() else "disabled",
             "ExecMainStartTimestampMonotonic": str(since if self.running else 0),
-            "NeedDaemonReload": "no" if self._current() == self.loaded else "yes",
+            "NeedDaemonReload": "no"
+            if self._current() == self.loaded and self.drop_ins == self.read_drop_ins
+            else "yes",
+            # Of a unit that is not there systemd names none.
+            "DropInPaths": " ".join(map(str, self.read_drop_ins)) if self.loaded is not None else "",
         }
         return Completed(words, 0, stdout="\n".join(f"{key}={value}" for key, value in values.items()))
 
@@ -84,6 +90,7 @@ class PlayedSystemd:
 
     def daemon_reload(self, words: tuple[str, ...]) -> Completed:
         self.loaded = self._current()
+        self.read_drop_ins = list(self.drop_ins)
         return Completed(words, 0)
 
     def reset_failed(self, words: tuple[str, ...]) -> Completed:
@@ -261,6 +268,32 @@ def test_another_program_calls_for_a_restart(serving: PlayedSystemd, tmp_path: P
     same = os.path.realpath(f"/proc/{os.getpid()}/exe")
     assert service(serving, OLD, executable=same).converge().changes == ()
     assert service(serving, OLD, executable=str(tmp_path / "current")).converge().changes == ("restarted",)
+
+
+@pytest.mark.parametrize("content", [OLD, NEW])
+@pytest.mark.parametrize("read", [True, False], ids=["in force", "not read by systemd yet"])
+def test_a_drop_in_that_runs_another_program(serving: PlayedSystemd, content: str, read: bool) -> None:
+    drop_in = serving.folder / "x.service.d/override.conf"
+    drop_in.parent.mkdir()
+    drop_in.write_text("[Service]\nExecStart=\nExecStart=/bin/sleep inf\n")
+    serving.drop_ins = [drop_in]
+    if read:
+        serving.daemon_reload(())
+    outcome = service(serving, content).converge()
+    (fault,) = outcome.faults
+    assert (fault.code, fault.subject) == ("unit_overridden", str(drop_in))
+    assert (outcome.changes, serving.path.read_text(), serving.restarts) == ((), OLD, 0)
+    # To stop the service is always possible.
+    assert service(serving, OLD, started=False).converge().changes == ("stopped",)
+
+
+def test_a_drop_in_that_waits_for_a_first_unit(bare: PlayedSystemd) -> None:
+    drop_in = bare.folder / "override.conf"
+    drop_in.write_text("[Service]\nUser=root\n")
+    bare.drop_ins = [drop_in]
+    outcome = service(bare).converge()
+    assert [fault.code for fault in outcome.faults] == ["unit_overridden"]
+    assert (outcome.changes, names(bare), bare.restarts, bare.enabled) == ((), ["override.conf"], 0, False)
 
 
 def test_stopping_and_disabling(serving: PlayedSystemd) -> None:
