@@ -370,7 +370,7 @@ ROWS: tuple[Row, ...] = (
         "driver_cannot_decompress",
         (("cuda", ">=", "12.8"), ("driver", "<", "550"), ("compression", "in", ("speed", "balance", "size"))),
         "a toolkit of 12.8 or newer compresses device code, which needs driver 550 or newer to be read",
-        "LC ggml/src/ggml-cuda/CMakeLists.txt:207-213; NVIDIA, nvcc documentation, --compress-mode",
+        "llama.cpp ggml/src/ggml-cuda/CMakeLists.txt:207-213; NVIDIA, nvcc documentation, --compress-mode",
         repairs=({"compression": "none"}, {"driver": "580"}),
     ),
     Row(
@@ -378,14 +378,14 @@ ROWS: tuple[Row, ...] = (
         (("cuda", ">=", "12.8"), ("driver", "<", "550"), ("compression", "absent", None)),
         "under a driver before 550 build with GGML_CUDA_COMPRESSION_MODE=none (compression=none): the engine's "
         "default compresses device code, which this driver cannot read",
-        "LC ggml/src/ggml-cuda/CMakeLists.txt:207-213",
+        "llama.cpp ggml/src/ggml-cuda/CMakeLists.txt:207-213",
         refused=False,
     ),
     Row(
         "compression_has_no_effect",
         (("cuda", "<", "12.8"), ("compression", "in", ("speed", "balance", "size"))),
         "the engine's build asks for compression only from CUDA 12.8",
-        "LC ggml/src/ggml-cuda/CMakeLists.txt:207",
+        "llama.cpp ggml/src/ggml-cuda/CMakeLists.txt:207",
         refused=False,
     ),
     # compiler
@@ -403,7 +403,7 @@ ROWS: tuple[Row, ...] = (
         "cmake_too_old",
         (("cmake", "<", "3.18"), ("llama_cpp", "present", None)),
         "the CUDA build of llama.cpp needs cmake 3.18 or newer",
-        "LC ggml/src/ggml-cuda/CMakeLists.txt:1",
+        "llama.cpp ggml/src/ggml-cuda/CMakeLists.txt:1",
         repairs=({"cmake": "3.18"},),
     ),
     # engine and architecture
@@ -429,7 +429,7 @@ ROWS: tuple[Row, ...] = (
         "architecture_unknown",
         (("architecture", "present", None), ("architecture", "not in", tuple(sorted(ARCHITECTURES)))),
         "no such architecture is known to llama.cpp 0.5.0: a newer engine may know it, or the name is misspelt",
-        "LC src/llama-arch.cpp:10-165",
+        "llama.cpp src/llama-arch.cpp:10-165",
         refused=False,
     ),
     # how the model is split
@@ -438,7 +438,7 @@ ROWS: tuple[Row, ...] = (
         (("split_mode", "==", "row"), ("llama_cpp", "absent", None), ("ollama", "absent", None)),
         "the engine's CUDA backend has no split mode row any more, start-up ends in \"does not support split "
         'buffers"; it never split the expert tensors',
-        "LC src/llama-model.cpp:1163; ggml-org/llama.cpp#24216, #27465",
+        "llama.cpp src/llama-model.cpp:1163; ggml-org/llama.cpp#24216, #27465",
         repairs=({"split_mode": "layer"},),
     ),
     Row(
@@ -446,7 +446,7 @@ ROWS: tuple[Row, ...] = (
         (("split_mode", "==", "row"), ("llama_cpp_release", ">=", "0.0.1")),
         "the engine's CUDA backend has no split mode row any more, start-up ends in \"does not support split "
         'buffers"; it never split the expert tensors',
-        "LC src/llama-model.cpp:1163; ggml-org/llama.cpp#24216, #27465",
+        "llama.cpp src/llama-model.cpp:1163; ggml-org/llama.cpp#24216, #27465",
         repairs=({"split_mode": "layer"},),
         disputed="the first release without it is not known: 0.1.2-dev (build 10524) has lost it, build 9890 is "
         "reported with it on other backends",
@@ -471,28 +471,28 @@ ROWS: tuple[Row, ...] = (
         "split_mode_unavailable",
         (("split_mode", "==", "tensor"), ("architecture", "in", tuple(sorted(NO_TENSOR_SPLIT)))),
         "the engine refuses split mode tensor for this architecture",
-        "LC src/llama-arch.cpp:1139-1177, src/llama-model.cpp:360",
+        "llama.cpp src/llama-arch.cpp:1139-1177, src/llama-model.cpp:360",
         repairs=({"split_mode": "layer"},),
     ),
     Row(
         "split_mode_unavailable",
         (("split_mode", "==", "tensor"), ("gpu_count", "<", 2)),
         "split mode tensor needs at least two GPUs",
-        "LC src/llama-context.cpp:3830",
+        "llama.cpp src/llama-context.cpp:3830",
         repairs=({"split_mode": "layer"},),
     ),
     Row(
         "split_mode_unavailable",
         (("split_mode", "==", "tensor"), ("flash_attention", "==", "off")),
         "split mode tensor needs flash attention",
-        "LC src/llama-context.cpp:3826-3829",
+        "llama.cpp src/llama-context.cpp:3826-3829",
         repairs=({"flash_attention": "on"}, {"split_mode": "layer"}),
     ),
     Row(
         "split_mode_unavailable",
         (("split_mode", "==", "tensor"), ("fit", "==", True)),
         "split mode tensor excludes --fit",
-        "LC common/fit.cpp:183",
+        "llama.cpp common/fit.cpp:183",
         repairs=({"fit": "false"}, {"split_mode": "layer"}),
     ),
     # KV cache
@@ -500,14 +500,14 @@ ROWS: tuple[Row, ...] = (
         "cache_type_unavailable",
         (("cache_type", "in", QUANTISED_CACHE_TYPES), ("flash_attention", "==", "off")),
         "a quantised V cache needs flash attention",
-        "LC src/llama-context.cpp:3841-3850",
+        "llama.cpp src/llama-context.cpp:3841-3850",
         repairs=({"flash_attention": "on"}, {"cache_type": "f16"}),
     ),
     Row(
         "cache_type_unavailable",
         (("cache_type", "==", "iq4_nl"), ("gpu", "present", None)),
         "the CUDA backend has no attention kernel for an iq4_nl cache: attention would run on the CPU",
-        "LC ggml/src/ggml-cuda/fattn.cu:525-539",
+        "llama.cpp ggml/src/ggml-cuda/fattn.cu:525-539",
         repairs=({"cache_type": "q4_0"}, {"cache_type": "q8_0"}),
     ),
     Row(

@@ -47,7 +47,7 @@ def log(name: str) -> str:
         ("d14-compress-mode.log", "toolkit_mixed", "two toolkits are mixed", "cuda_root"),
         ("disk-full.log", "disk_full", "ran full", "goes on"),
         ("libcuda-stub.log", "libcuda_stub_missing", "stub", "stubs"),
-        ("no-cublas.log", "toolkit_incomplete", "no cublas", "cuda_toolkit"),
+        ("no-cublas.log", "toolkit_incomplete", "no cublas", "same tree as nvcc"),
         ("no-driver-stub.log", "libcuda_stub_missing", "stub", "stubs"),
         ("cmake-old.log", "cmake_too_old", "3.18", "backports"),
         ("network.log", "source_unreachable", "network", "proxy"),
