@@ -88,6 +88,12 @@ GPU = Catalogue(
             "8 GPUs answer in nvidia-smi, 4 expected",
         ),
         FaultKind(
+            "gpu_listed_twice",
+            "warning",
+            "The answer of nvidia-smi has a GPU more than once; it is counted once.",
+            "listed more than once and counted once, with the values that came first: 0000:1a:00.0 (GPU0)",
+        ),
+        FaultKind(
             "gpu_product_mismatch",
             "error",
             "A GPU is not of the expected product.",

@@ -19,7 +19,7 @@ from ..machine import Machine
 from .gpu_faults import GPU
 from .products import compute_capability_of, device_id, product_of
 from .smi import remedy
-from .values import BROKEN_REASONS, bus_id, clean, count, mib, number, reading, switch
+from .values import BROKEN_REASONS, all_bits_set, bus_id, clean, count, mib, number, reading, switch
 
 STATES = (
     "ok",
@@ -58,6 +58,8 @@ def clock_reasons(text: str | None) -> tuple[list[str] | None, str | None]:
         mask = int(got.value, 16 if got.value.lower().startswith("0x") else 10)
     except ValueError:
         return None, f"unreadable: {got.value[:40]}"
+    if all_bits_set(mask):
+        return None, "not available"
     names = [name for bit, name in CLOCK_REASONS.items() if mask & bit]
     rest = mask & ~sum(CLOCK_REASONS)
     return ([*names, f"{rest:#x}"] if rest > 0 else names), None
@@ -266,6 +268,13 @@ class Gpu:
         return card if index is None else f"{card} (GPU{index})"
 
     @property
+    def identity(self) -> tuple[str, Any] | None:
+        """What tells this card from others. The bus id first: UUIDs are made alike in captures that are given away."""
+        return next(
+            ((name, got) for name in ("bus_id", "uuid", "index") if (got := self.values.get(name)) is not None), None
+        )
+
+    @property
     def readable(self) -> bool:
         """False when not one of the values that every card has could be read because of an error."""
         return any(self.values.get(name) is not None for name in _VITAL) or not any(
@@ -301,6 +310,14 @@ class Listing:
     recognised: bool = False
     refused: tuple[str, ...] = ()
 
+    def add(self, gpu: Gpu) -> bool:
+        """Take a card in, unless it is listed already: the same bus id, or without one the same UUID or index."""
+        name = gpu.identity
+        if name is not None and any(known.identity == name for known in self.gpus):
+            return False
+        self.gpus.append(gpu)
+        return True
+
 
 # --- nvidia-smi, csv --------------------------------------------------------------------------------------------------
 
@@ -316,6 +333,7 @@ def parse_csv(text: str, asked: Sequence[str] = ()) -> Listing:
     """
     listing = Listing()
     columns: list[Field | None] | None = None
+    twice: list[str] = []
     lines = clean(text).split("\n")
     listing.refused = tuple(dict.fromkeys(match for line in lines for match in _REFUSED.findall(line)))
     for line in lines:
@@ -337,10 +355,16 @@ def parse_csv(text: str, asked: Sequence[str] = ()) -> Listing:
         gpu = _gpu_of_cells(len(listing.gpus), cells, fields)
         if gpu is None:
             continue
-        listing.gpus.append(gpu)
         listing.recognised = True
+        if not _has_plausible_ids(gpu):
+            listing.faults.append(_row_without_ids(line))
+            continue
+        if not listing.add(gpu):
+            twice.append(gpu.label)
+            continue
         listing.driver_version = listing.driver_version or gpu.values.get("driver_version")
     _restore_indices(listing.gpus)
+    listing.faults.extend(_listed_twice("--query-gpu", twice))
     return listing
 
 
@@ -378,6 +402,40 @@ def _gpu_of_cells(order: int, cells: Sequence[str], fields: Sequence[Field | Non
     return Gpu(order, values, unknown)
 
 
+def _has_plausible_ids(gpu: Gpu) -> bool:
+    """Whether a row has the ids of a GPU, as far as they were asked for: values, or words for no value."""
+    uuid = gpu.values.get("uuid")
+    if uuid is not None and re.match(r"(?:GPU|MIG)-", uuid, re.IGNORECASE):
+        return True
+    if "bus_id" in gpu.values:
+        return not gpu.unknown.get("bus_id", "").startswith("unreadable")
+    return uuid is None
+
+
+def _row_without_ids(line: str) -> Fault:
+    begin = " ".join(line.split())[:60]
+    return GPU.fault(
+        "nvidia_smi_unparsable",
+        "--query-gpu",
+        f"a row without the bus id or the UUID of a GPU was not used; it begins with: {begin}",
+        remedy("nvidia_smi_unparsable"),
+    )
+
+
+def _listed_twice(subject: str, labels: Sequence[str]) -> list[Fault]:
+    if not labels:
+        return []
+    names = ", ".join(dict.fromkeys(labels))
+    return [
+        GPU.fault(
+            "gpu_listed_twice",
+            subject,
+            f"listed more than once and counted once, with the values that came first: {names}",
+            "let nvidia-smi answer once: no `-l` in a wrapper or a capture, and one answer a file",
+        )
+    ]
+
+
 def _restore_indices(gpus: Sequence[Gpu]) -> None:
     """Give a dead card between living ones its index: nvidia-smi lists cards in order, one row each."""
     for place, gpu in enumerate(gpus):
@@ -401,6 +459,7 @@ def _bad_row(line: str, have: int, want: int) -> Fault:
 # --- nvidia-smi, xml --------------------------------------------------------------------------------------------------
 
 _GPU_BLOCK = re.compile(r"<gpu id=\"([^\"]*)\">(.*?)(</gpu>|(?=<gpu id=)|\Z)", re.DOTALL)
+_PROCESSES = re.compile(r"<processes>.*</processes>", re.DOTALL)
 _REASON_ELEMENT = re.compile(r"clocks_(?:throttle|event)_reason_(\w+)")
 
 
@@ -411,6 +470,7 @@ def parse_xml(text: str) -> Listing:
     if match := re.search(r"<driver_version>([^<]+)</driver_version>", text):
         listing.driver_version = reading(match.group(1)).value
     listing.recognised = "<nvidia_smi_log>" in text
+    twice: list[str] = []
     attached = re.search(r"<attached_gpus>\s*(\d+)\s*</attached_gpus>", text)
     for match in _GPU_BLOCK.finditer(text):
         listing.recognised = True
@@ -426,7 +486,9 @@ def parse_xml(text: str) -> Listing:
                 )
             )
             continue
-        listing.gpus.append(_gpu_of_xml(len(listing.gpus), card, root))
+        gpu = _gpu_of_xml(len(listing.gpus), card, root)
+        if not listing.add(gpu):
+            twice.append(gpu.values["bus_id"] or gpu.label)
     seen = len(listing.gpus) + len(listing.faults)
     if attached and int(attached.group(1)) > seen and listing.recognised:
         listing.faults.append(
@@ -437,14 +499,18 @@ def parse_xml(text: str) -> Listing:
                 remedy("nvidia_smi_unparsable"),
             )
         )
+    listing.faults.extend(_listed_twice("nvidia-smi -q -x", twice))
     return listing
 
 
 def _element(block: str) -> ET.Element | None:
-    try:
-        return ET.fromstring(block)
-    except ET.ParseError:
-        return None
+    """A card's block; without its processes where these make it not well-formed: their names come as they are."""
+    for text in (block, _PROCESSES.sub("", block)):
+        try:
+            return ET.fromstring(text)
+        except ET.ParseError:
+            continue
+    return None
 
 
 def _gpu_of_xml(order: int, card: str | None, root: ET.Element) -> Gpu:
@@ -480,6 +546,8 @@ def _gpu_of_xml(order: int, card: str | None, root: ET.Element) -> Gpu:
         unknown["clock_reasons"] = reason
     if values["compute_capability"] is None:
         unknown["compute_capability"] = "not reported by this driver"
+    if root.find("processes") is None:
+        unknown["processes"] = "not reported, or unreadable: the name of a process is not well-formed XML"
     return Gpu(order, values, unknown, _xml_processes(root))
 
 

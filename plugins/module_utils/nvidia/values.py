@@ -13,6 +13,8 @@ from dataclasses import dataclass
 _ANSI = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-Z\\-_]")
 #: The same sequences where a copy through an editor or a ticket has swallowed the escape character itself.
 _ANSI_REST = re.compile(r"(?:\^\[|␛|\\x1b|\\e|\\033|\\u001b)?\[\d{1,3}(?:;\d{1,3})*m", re.IGNORECASE)
+#: Control characters but tab and line feed; XML may not hold them, and program names can.
+_CONTROL = dict.fromkeys([*range(9), *range(11, 32), 127, 0xFFFE, 0xFFFF])
 _INVISIBLE = dict.fromkeys(map(ord, "\ufeff\u200b\u200c\u200d\u2060\x00"))
 
 #: Cells that carry no value, without their brackets. Drivers changed the words (i3pystatus#776) and the brackets.
@@ -42,8 +44,11 @@ _BUS_ID = re.compile(
 )
 #: Factors to MiB; nvidia-smi prints MiB, older drivers MB with the same meaning.
 _TO_MIB = {"mib": 1.0, "mb": 1.0, "kib": 1 / 1024, "kb": 1 / 1024, "gib": 1024.0, "gb": 1024.0}
-#: NVML marks an unavailable counter with all bits set; some drivers print it as a number.
-_COUNTER_UNAVAILABLE = 2**63 - 1
+#: NVML marks an unavailable value with all bits set (32 or 64 of them); some drivers print it as a number. Memory is
+#: counted in bytes and printed in MiB, power in mW and printed in W.
+_ALL_BITS_32 = (2**32 - 1, 4294967.29, 4294967.295, 4294967.3)
+_ALL_BITS_64 = 2**63 - 1
+_ALL_BITS_64_MIB = 2**43 - 1
 
 
 @dataclass(frozen=True)
@@ -55,9 +60,9 @@ class Reading:
 
 
 def clean(text: str) -> str:
-    """Text without escape sequences, invisible characters and carriage returns; no-break spaces become spaces."""
+    """Text without escape sequences, control and invisible characters; no-break spaces become spaces."""
     text = text.replace("\r\n", "\n").replace("\r", "\n").translate(_INVISIBLE).replace("\xa0", " ")
-    return _ANSI_REST.sub("", _ANSI.sub("", text))
+    return _ANSI_REST.sub("", _ANSI.sub("", text)).translate(_CONTROL)
 
 
 def reading(text: str | None) -> Reading:
@@ -75,6 +80,11 @@ def reading(text: str | None) -> Reading:
     return Reading(None, reason) if reason is not None else Reading(stripped)
 
 
+def all_bits_set(value: float) -> bool:
+    """Whether a number is the mark of a value that is not available."""
+    return value in _ALL_BITS_32 or value >= _ALL_BITS_64
+
+
 def number(text: str | None) -> tuple[float | None, str | None]:
     """A number whatever its unit, or null and the reason."""
     got = reading(text)
@@ -83,7 +93,8 @@ def number(text: str | None) -> tuple[float | None, str | None]:
     match = _NUMBER.match(got.value)
     if match is None:
         return None, f"unreadable: {got.value[:40]}"
-    return float(match.group(1)), None
+    value = float(match.group(1))
+    return (None, "not available") if all_bits_set(value) else (value, None)
 
 
 def mib(text: str | None) -> tuple[int | None, str | None]:
@@ -95,7 +106,10 @@ def mib(text: str | None) -> tuple[int | None, str | None]:
     factor = _TO_MIB.get((match.group(2) or "MiB").lower()) if match else None
     if match is None or factor is None or float(match.group(1)) < 0:
         return None, f"unreadable: {got.value[:40]}"
-    return round(float(match.group(1)) * factor), None
+    value = float(match.group(1))
+    if all_bits_set(value) or value * factor >= _ALL_BITS_64_MIB:
+        return None, "not available"
+    return round(value * factor), None
 
 
 def count(text: str | None) -> tuple[int | None, str | None]:
@@ -105,8 +119,6 @@ def count(text: str | None) -> tuple[int | None, str | None]:
         return None, reason
     if value < 0 or value != int(value):
         return None, f"unreadable: {(text or '').strip()[:40]}"
-    if value >= _COUNTER_UNAVAILABLE:
-        return None, "not available"
     return int(value), None
 
 

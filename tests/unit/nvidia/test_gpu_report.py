@@ -575,3 +575,88 @@ def test_living_cards_that_do_not_answer_by_name_leave_the_lost_one(captured: Ca
         captured({COMMAND: (6, lost), others: (6, "No devices were found\n")}, pci=PCI), EVERYTHING
     )
     assert (got.state, got.gpu_count, codes(faults)) == ("gpu_lost", None, ["gpu_lost"])
+
+
+@pytest.mark.parametrize("name", ["a < b", "a & b", "\x01\x08\x1f", "<", "</process_name>", "&#1;"])
+def test_the_name_of_a_process_does_not_cost_a_card(name: str, captured: Captured) -> None:
+    listed = f"<process_info><pid>7</pid><type>C</type><process_name>{name}</process_name></process_info>"
+    smi = captured({"-q -x": description(f"<processes>{listed}</processes>")})
+    got, faults = gpu_report.report(smi, GpuRequest(no_other_processes=True))
+    assert (got.gpu_count, got.gpus[0]["temperature_c"]) == (1, 40)
+    if name.isprintable():
+        assert got.gpus[0]["processes"] is None
+        assert codes(faults) == ["gpu_value_unknown"]
+        assert "not well-formed" in faults[0].message
+    else:
+        assert codes(faults) == ["gpu_in_use"]
+
+
+# --- what is not a GPU, or not another one ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        HEALTHY + HEALTHY,
+        HEALTHY + row(2) + "\n",
+        HEALTHY + row(1, core="36") + "\n",
+        "\n".join(row(index) for index in (0, 1, 2, 3, 0, 1, 2, 3)) + "\n",
+    ],
+    ids=["two tables", "a row twice", "a later reading", "no header"],
+)
+def test_a_gpu_that_is_listed_twice_is_one_gpu(text: str, captured: Captured) -> None:
+    got, faults = gpu_report.report(captured({COMMAND: text}, pci=PCI), GpuRequest(expected_count=4))
+    assert (got.gpu_count, [gpu["bus_id"] for gpu in got.gpus]) == (4, CARDS)
+    assert [gpu["temperature_c"] for gpu in got.gpus] == [35] * 4
+    assert codes(faults) == ["gpu_listed_twice"]
+    _, faults = gpu_report.report(captured({COMMAND: text}), GpuRequest(expected_count=8))
+    assert codes(faults) == ["gpu_missing", "gpu_listed_twice"]
+
+
+def test_a_description_that_stands_twice_is_one_gpu(captured: Captured) -> None:
+    text = description("<processes></processes>")
+    got, faults = gpu_report.report(captured({"-q -x": text + text}), GpuRequest(processes=True))
+    assert (got.gpu_count, codes(faults)) == (1, ["gpu_listed_twice"])
+
+
+def test_uuids_made_alike_do_not_make_one_gpu_of_two() -> None:
+    text = "index, uuid, pci.bus_id\n" + "".join(f"{n}, GPU-0, 00000000:1{n}:00.0\n" for n in range(2))
+    assert len(inventory.parse_csv(text).gpus) == 2
+    text = "index, uuid\n0, GPU-0\n0, GPU-0\n1, GPU-1\n"
+    assert [gpu.values["index"] for gpu in inventory.parse_csv(text).gpus] == [0, 1]
+
+
+@pytest.mark.parametrize("cell", ["1", "x", "0"])
+def test_a_row_without_the_ids_of_a_gpu_is_none(cell: str, captured: Captured) -> None:
+    noise = ", ".join([cell] * len(QUERY.split(","))) if cell != "x" else row(3, bus="x")
+    text = table(*(row(index) for index in range(3)), noise)
+    got, faults = gpu_report.report(captured({COMMAND: text}), GpuRequest(expected_count=4))
+    assert got.gpu_count == 3
+    assert codes(faults) == ["nvidia_smi_unparsable", "gpu_missing"]
+
+
+@pytest.mark.parametrize("text", ["4294967295", str(2**64 - 1), str(2**63 - 1), "18446744073709551615 MiB"])
+def test_all_bits_set_is_no_value(text: str) -> None:
+    readers: tuple[Callable[[str], tuple[object, str | None]], ...] = (values.number, values.mib, values.count)
+    for read in readers:
+        value, reason = read(text)
+        assert value is None
+        assert reason
+
+
+@pytest.mark.parametrize("text", ["17592186044415 MiB", "17592186044416"])
+def test_all_bits_set_in_bytes_is_no_memory_size(text: str) -> None:
+    assert values.mib(text) == (None, "not available")
+
+
+def test_all_bits_set_in_other_units() -> None:
+    assert values.number("4294967.30 W") == (None, "not available")
+    assert inventory.clock_reasons("0xFFFFFFFFFFFFFFFF") == (None, "not available")
+    assert values.count("4294967294") == (4294967294, None)
+    assert values.mib("183359 MiB") == (183359, None)
+
+
+def test_a_value_with_all_bits_set_meets_and_breaks_no_limit(captured: Captured) -> None:
+    text = table(row(0, core="4294967295", memory=f"{2**64 - 1} MiB"))
+    _, faults = gpu_report.report(captured({COMMAND: text}), GpuRequest(max_temperature=80, min_memory_mib=32000))
+    assert codes(faults) == ["gpu_value_unknown", "gpu_value_unknown"]
