@@ -15,9 +15,8 @@ description:
   - A drop-in that changes what the unit says is refused before anything is done; one that only adds to it is not.
   - systemd reads the new unit before it replaces the one in use. A unit that never worked is removed again.
   - A unit counts as ready when C(systemctl restart) returns, so readiness belongs into the unit (C(ExecStartPost=)).
-  - Restarts a running service also when a file it reads at its start is newer than the process or is no longer the
-    one that the process has mapped, or when it runs another program than the unit
-    names, so that a run that was killed is completed by the next.
+  - Restarts a running service also when a file it reads at its start is newer than the process or no longer the one that
+    the process has mapped, or when it runs another program than the unit names, so that a run that was killed is completed by the next.
 author:
   - The volta.llm authors
 options:

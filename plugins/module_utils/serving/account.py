@@ -31,7 +31,7 @@ def check_account(name: str, environment: Mapping[str, str] = os.environ) -> tup
         return False, []
     problem = None
     if entry.pw_uid == 0:
-        problem = f"{name} is root; the server must not run with root's rights"
+        problem = f"{name} has all rights (uid 0), which the server must not have"
     elif entry.pw_uid >= FIRST_PERSON:
         problem = f"{name} is a person's account (uid {entry.pw_uid})"
     elif name == environment.get("SUDO_USER"):

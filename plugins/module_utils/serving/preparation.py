@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,7 @@ def prepare(
     if not computed.faults and not engine.missing:
         faults += parse_by_engine(settings, computed, runner)
     faults += check_port(settings, options.name, here or Machine())
+    faults += check_address(settings)
     account_exists, account_faults = check_account(options.user)
     faults += account_faults
 
@@ -195,6 +197,29 @@ def parse_by_engine(settings: Settings, computed: Plan, runner: Runner = run) ->
     message = lines[0].strip() if lines else done.stderr.strip()[-300:] or f"exit status {done.rc}"
     remedy = "Correct the setting that the engine names; the service was not touched."
     return [CATALOGUE.fault("argument_refused", Path(settings.binary).name, message, remedy)]
+
+
+def check_address(settings: Settings) -> list[Fault]:
+    """Whether the machine has the address, by binding to it; what is no address at all is judged with the settings."""
+    host = settings.host
+    try:
+        # No name is resolved here, so nothing is asked over the network.
+        family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[
+            0
+        ]
+        with socket.socket(family, kind) as probe:
+            # Any free port: whether the wanted one is free is told with its holder.
+            probe.bind(address)
+    except socket.gaierror:
+        if "%" not in host:
+            return []
+        problem = "names a network interface that this machine does not have"
+    except OSError as exc:
+        problem = f"is no address that this machine can listen on ({exc.strerror})"
+    else:
+        return []
+    remedy = "Write 127.0.0.1, an address that `ip address` shows on the machine, or 0.0.0.0 for all of them."
+    return [CATALOGUE.fault("setting_invalid", "host", f"{host} {problem}", remedy)]
 
 
 def check_port(settings: Settings, unit: str, machine: Machine) -> list[Fault]:

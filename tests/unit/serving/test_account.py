@@ -28,7 +28,7 @@ def accounts(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("name", "code", "words"),
     [
-        ("root", "account_unusable", "root"),
+        ("root", "account_unusable", "uid 0"),
         ("oper", "account_unusable", "uid 1000"),
         ("nobody", "account_unusable", "uid 65534"),
         ("admin2", "account_unusable", "Ansible logs in"),

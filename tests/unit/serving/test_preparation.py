@@ -150,6 +150,33 @@ def test_the_port_is_taken(engine: Path, model: Path, gpus: Machine) -> None:
     assert "(pid " in found.faults[0].message
 
 
+@pytest.mark.parametrize(
+    "host",
+    [
+        # Addresses for documentation (RFC 5737, RFC 3849) are no machine's.
+        "192.0.2.1",
+        "2001:db8::1",
+        # Link-local ones exist per interface.
+        "fe80::1%lo",
+        "fe80::1%no-such-if",
+        "fe80::1",
+    ],
+)
+def test_an_address_of_another_machine(engine: Path, model: Path, gpus: Machine, host: str) -> None:
+    found = prepared(engine, model, gpus, host=host, api_keys=["demo-key-that-is-no-secret"])
+    assert [(fault.code, fault.subject) for fault in found.faults] == [("setting_invalid", "host")]
+    assert host in found.faults[0].message
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "0.0.0.0", "localhost"])
+def test_an_address_of_this_machine(engine: Path, model: Path, gpus: Machine, host: str) -> None:
+    assert codes(prepared(engine, model, gpus, host=host, api_keys=["demo-key-that-is-no-secret"])) == []
+
+
+def test_what_is_no_address_is_said_once(engine: Path, model: Path, gpus: Machine) -> None:
+    assert codes(prepared(engine, model, gpus, host="example.org")) == ["setting_invalid"]
+
+
 def test_the_service_is_not_in_its_own_way(engine: Path, model: Path, gpus: Machine, tmp_path: Path) -> None:
     here = tmp_path / "here/proc"
     (here / "900/fd").mkdir(parents=True)
