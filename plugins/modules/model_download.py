@@ -124,17 +124,19 @@ options:
     type: str
   timeout:
     description:
-      - Seconds to wait for a connection and for the head of an answer.
+      - Seconds to wait for a connection; the head of an answer must come within this and O(stall_timeout).
     type: float
     default: 30.0
   stall_timeout:
     description:
-      - Seconds without a byte after which a connection is given up and made anew.
+      - Seconds without a byte after which a connection is given up and made anew, from the request on.
     type: float
     default: 30.0
   retries:
     description:
       - How many attempts in a row may bring nothing before the next source is tried.
+      - Before each but the first it pauses 1, 2, 4 and so on up to 120 seconds, or for as long as the server asks, up to
+        120 seconds. With the defaults a silent source is given up after 6 × 30 + 31 = 211 seconds.
     type: int
     default: 5
   ca_path:

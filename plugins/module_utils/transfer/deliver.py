@@ -474,6 +474,9 @@ class Delivery:
             with path.open("rb", buffering=0) as origin:
                 size = os.fstat(origin.fileno()).st_size
                 if expected.size is not None and size != expected.size:
+                    wrong = sniff(origin.read(SNIFF), places.dest.name)
+                    if wrong is not None:
+                        raise SourceFailed(fault(wrong[0], source.label, wrong[1], wrong[2]))
                     raise SourceFailed(
                         fault(
                             "size_mismatch",

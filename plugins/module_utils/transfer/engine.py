@@ -9,6 +9,7 @@ MiB a small state file says which ranges are there: what a killed run leaves is 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import hashlib
@@ -21,7 +22,7 @@ from dataclasses import dataclass, field
 
 from ..faults import Fault, FaultError
 from .catalogue import fault
-from .http import Origin, ProtocolError, Response, Session, Unreachable, host_of, redact, retry_after
+from .http import Origin, ProtocolError, Response, Session, Unreachable, host_of, plain, redact, retry_after
 from .sniff import sniff
 from .store import Places, Ranges, State, boot_id, remove
 
@@ -126,6 +127,7 @@ class Transfer:
         self._failures = 0
         self._progress_mark = 0
         self._refusals = 0
+        self._silent_since = time.monotonic()
         self._prepare()
 
     def _prepare(self) -> None:
@@ -141,7 +143,10 @@ class Transfer:
 
     def run(self) -> Fetched:
         """Fetch it. Raises SourceFailed (another source may do better) and FaultError (none will)."""
-        self._fd = os.open(self._places.part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            self._fd = os.open(self._places.part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as exc:
+            raise self._disk_error(exc) from exc
         try:
             self._resume()
             restarts = 0
@@ -166,7 +171,12 @@ class Transfer:
         except OSError as exc:
             raise self._disk_error(exc) from exc
         finally:
+            nothing = os.fstat(self._fd).st_size == 0 and self._state.size != 0
             os.close(self._fd)
+            if nothing:
+                # No run can go on from it, so it would only look like one.
+                with contextlib.suppress(OSError):
+                    discard(self._places)
 
     @property
     def fetched(self) -> int:
@@ -317,13 +327,13 @@ class Transfer:
             raise SourceFailed(
                 self._fault(
                     "source_misbehaves",
-                    f"it sends the file compressed ({encoding}) although asked not to",
+                    f"it sends the file compressed ({plain(encoding)}) although asked not to",
                     "A proxy in between may do this: bypass it (no_proxy) or name another source.",
                 )
             )
         etag = response.headers.get("etag", "")
         if _strong(etag) and _strong(self._state.etag) and etag != self._state.etag:
-            raise Restart(f"its ETag changed from {self._state.etag} to {etag}")
+            raise Restart(f"its ETag changed from {plain(self._state.etag)} to {plain(etag)}")
         if response.status == 200:
             if start > 0 or (self._active and self._ranged and end is not None):
                 raise Restart(
@@ -331,7 +341,7 @@ class Transfer:
                 )
             # Asked for a range and answered with all: there are no ranges here.
             self._ranged = self._ranged and end is None
-            self._know(response.length, etag)
+            self._know(response.length, etag, response)
             return 0, self._total
         total, low, high = _content_range(response.headers.get("content-range"))
         if low is None or high is None:
@@ -353,17 +363,23 @@ class Transfer:
                 f"its Content-Range names {high - low + 1} bytes, its Content-Length {response.length}",
                 code="source_misbehaves",
             )
-        self._know(total, etag)
+        self._know(total, etag, response if start == 0 else None)
         return start, high + 1
 
-    def _know(self, total: int | None, etag: str) -> None:
-        """Compare what the source says about the whole file with what is known."""
+    def _know(self, total: int | None, etag: str, body: Response | None = None) -> None:
+        """Compare what the source says about the whole file with what is known.
+
+        ``body`` is an unread answer that begins with the file's first byte: where the size is another one, it tells
+        whether this is another file or none at all.
+        """
         if total is not None:
             if total == 0 and self._want_size != 0:
                 raise SourceFailed(
                     self._fault("empty_file", "the source sent 0 bytes", "Try again later or name another source.")
                 )
             if self._want_size is not None and total != self._want_size:
+                if body is not None:
+                    self._peek(body)
                 raise SourceFailed(
                     self._fault(
                         "size_mismatch",
@@ -376,6 +392,16 @@ class Transfer:
             self._total = self._state.size = total
         if _strong(etag):
             self._state.etag = etag
+
+    def _peek(self, response: Response) -> None:
+        """Judge an answer by its first bytes, as far as they come; nothing of it is kept."""
+        head = bytearray()
+        room = memoryview(bytearray(SNIFF))
+        with contextlib.suppress(TimeoutError, Unreachable):
+            while len(head) < SNIFF and (count := response.readinto(room[: SNIFF - len(head)])):
+                head += room[:count]
+        if head:
+            self._look(bytes(head), response)
 
     def _refuse(self, response: Response, start: int) -> None:
         """Every status that is not a body of the file."""
@@ -599,6 +625,7 @@ class Transfer:
 
     def _note(self, offset: int, count: int) -> None:
         with self._cond:
+            self._silent_since = time.monotonic()
             self._state.done.add(offset, offset + count)
             self._fetched += count
             self._unsaved += count
@@ -636,11 +663,12 @@ class Transfer:
                 return 0.0
             self._failures += 1
             failures = self._failures
+            silent = time.monotonic() - self._silent_since
         if failures > self._settings.retries:
             raise SourceFailed(
                 self._fault(
                     exc.code,
-                    f"{exc} ({failures} attempts)",
+                    f"{exc} ({failures} attempt{'s' if failures != 1 else ''} in {silent:.0f} s)",
                     "Check network, proxy and address from this host, or name another source. "
                     "Run again: it goes on from what is there.",
                 )

@@ -57,6 +57,12 @@ def redact(url: str) -> str:
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
+def plain(text: str, limit: int = 120) -> str:
+    """Text that another machine sent, fit for a message: printable ASCII, the rest escaped, cut to ``limit``."""
+    shown = "".join(char if " " <= char <= "~" else ascii(char)[1:-1] for char in text[: limit + 1])
+    return shown if len(shown) <= limit else shown[: limit - 3] + "..."
+
+
 def host_of(url: str) -> str:
     parts = urlsplit(url)
     return f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname)
@@ -147,7 +153,8 @@ class Response:
 class Session:
     """One connection at a time, kept open between requests to the same place.
 
-    ``timeout`` is for connecting and for the answer's head, ``stall_timeout`` for silence within a body, in seconds.
+    ``timeout`` is for connecting, ``stall_timeout`` for silence within a body, in seconds; the answer's head must come
+    within the shorter of both.
     ``headers`` go to the place first asked and to no other (they may hold a token). ``ca_path`` is a file of
     certificates to trust in place of the system's.
     """
@@ -160,6 +167,7 @@ class Session:
         ca_path: str | None = None,
     ) -> None:
         self._timeout = timeout
+        self._head_timeout = min(timeout, stall_timeout)
         self._stall_timeout = stall_timeout
         self._headers = dict(headers or {})
         self._ca_path = ca_path
@@ -239,16 +247,19 @@ class Session:
             credentials = _proxy_credentials(proxy)
             if credentials:
                 sent["Proxy-Authorization"] = credentials
+        missing = f"no connection within {self._timeout:g} s"
         try:
-            if self._connection.sock is not None:
-                self._connection.sock.settimeout(self._timeout)
+            if self._connection.sock is None:
+                self._connection.connect()
+            missing = f"no answer within {self._head_timeout:g} s"
+            self._connection.sock.settimeout(self._head_timeout)
             self._connection.request("GET", target, headers=sent)
             # Kept, for http.client forgets the socket of an answer that ends with the connection.
             self._sock = self._connection.sock
             return self._connection.getresponse()
         except TimeoutError as exc:
             self.close()
-            raise Unreachable(f"no answer within {self._timeout:g} s") from exc
+            raise Unreachable(missing) from exc
         except ssl.SSLError as exc:
             self.close()
             raise Unreachable(_reason(exc)) from exc
@@ -278,7 +289,7 @@ class Session:
 def _response(raw: http.client.HTTPResponse, url: str, redirected: bool, hops: dict[str, str]) -> Response:
     # http.client leaves length null for chunked bodies and for those that end with the connection.
     headers = cast(Mapping[str, str], raw.headers)
-    return Response(raw.status, raw.reason, headers, url, redirected, hops, raw.length, raw)
+    return Response(raw.status, plain(raw.reason), headers, url, redirected, hops, raw.length, raw)
 
 
 def _connect_any(
@@ -381,7 +392,7 @@ def _reason(exc: BaseException) -> str:
         return "the connection was closed without an answer"
     if isinstance(exc, OSError) and exc.strerror:
         return exc.strerror
-    return str(exc) or type(exc).__name__
+    return plain(str(exc)) or type(exc).__name__
 
 
 def retry_after(headers: Mapping[str, str], now: float | None = None) -> float | None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import re
 
+from .http import plain
+
 GGUF_MAGIC = b"GGUF"
 LFS_HEAD = b"version https://git-lfs.github.com/spec/"
 
@@ -57,5 +59,4 @@ def sniff(head: bytes, name: str, content_type: str = "") -> tuple[str, str, str
 
 
 def _excerpt(head: bytes) -> str:
-    text = head[:120].decode("utf-8", "replace")
-    return " ".join(text.split())
+    return plain(" ".join(head[:120].decode("utf-8", "replace").split()))

@@ -303,6 +303,14 @@ def test_memory_does_not_grow_with_the_file(site: Site, desk: Desk) -> None:
     assert int(out.split()[-1]) < 100 * 1024
 
 
+def test_a_part_that_cannot_be_opened(site: Site, desk: Desk) -> None:
+    desk.dest.with_name("model.gguf.part").mkdir()
+    with pytest.raises(FaultError) as error:
+        desk.order(site.url("/model.gguf"))
+    assert error.value.fault.code == "dest_not_writable"
+    assert "directory" in error.value.fault.message.lower()
+
+
 def test_a_folder_that_cannot_be_made(site: Site, desk: Desk) -> None:
     (desk.dest.parent / "file").write_text("in the way")
     with pytest.raises(FaultError) as caught:

@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import gzip
 import hashlib
+import re
 import socket
 import threading
 import time
@@ -430,6 +431,26 @@ def test_a_stall_for_good_names_the_time(site: Site, desk: Desk) -> None:
     assert "no bytes for 0.3 s" in report.faults[0].message
 
 
+def test_silence_from_the_start_is_a_stall_too(site: Site, desk: Desk) -> None:
+    # Connecting may take long, and so may a time-out for it be; silence afterwards counts as any other.
+    release = threading.Event()
+
+    def script(exchange: Exchange) -> None:
+        release.wait(20)
+        exchange.hang_up()
+
+    site.script = script
+    desk.settings = dataclasses.replace(desk.settings, timeout=600, stall_timeout=0.1, retries=2)
+    try:
+        report = desk.order(site.url(URL))
+    finally:
+        release.set()
+    assert_refused(desk, report, "source_unreachable")
+    # The whole time is said, so that it can be planned with.
+    assert re.search(r"no answer within 0\.1 s \(3 attempts in \d+ s\)", report.faults[0].message)
+    assert len(site.asked) == 3
+
+
 def test_etag_changed_between_requests(site: Site, desk: Desk) -> None:
     newer = b"GGUF" + CONTENT[4:][::-1]
 
@@ -505,6 +526,64 @@ def test_something_else_instead_of_the_file(site: Site, desk: Desk, name: str, s
     assert_refused(desk, report, code)
     assert word in report.faults[0].message
     assert "Secret" not in report.faults[0].message
+
+
+@pytest.mark.parametrize("name", ["web page", "json", "lfs pointer", "other format"])
+@pytest.mark.parametrize("ranged", [False, True])
+def test_something_else_of_a_known_size_is_named_for_what_it_is(
+    site: Site, desk: Desk, name: str, ranged: bool
+) -> None:
+    # C02: its length alone would only say that the size is another one.
+    body, kind, code, word = WRONG[name]
+
+    def script(exchange: Exchange) -> None:
+        span = f"bytes 0-{len(body) - 1}/{len(body)}" if ranged and exchange.ranged else None
+        exchange.head(206 if span else 200, Content_Length=len(body), Content_Type=kind, Content_Range=span)
+        exchange.body(body)
+
+    site.script = script
+    report = desk.order(site.url(URL), size=len(CONTENT))
+    assert_refused(desk, report, code)
+    assert word in report.faults[0].message
+    assert desk.leftovers == set()
+
+
+def test_a_pointer_on_the_machine_is_named_for_what_it_is(desk: Desk, tmp_path: Path) -> None:
+    pointer = tmp_path / "pointer.gguf"
+    pointer.write_bytes(POINTER)
+    report = desk.order(size=len(CONTENT), sources=(Source(path=str(pointer), kind="file"),))
+    assert_refused(desk, report, "lfs_pointer")
+
+
+@pytest.mark.parametrize("status", [403, 404, 410])
+def test_a_refusal_leaves_nothing_behind(site: Site, desk: Desk, status: int) -> None:
+    site.script = lambda exchange: exchange.status(status)
+    desk.order(site.url(URL))
+    assert desk.leftovers == set()
+
+
+GARBAGE = {
+    "no status line": b"\x00\x01\xff\x1b[31mnot http\x07\r\n\r\n",
+    "reason": b"HTTP/1.1 404 Not\x00 \x1b[31mF\xffound\x07\r\nContent-Length: 0\r\n\r\n",
+    "endless reason": b"HTTP/1.1 404 " + b"a" * 60000 + b"\r\nContent-Length: 0\r\n\r\n",
+    "encoding": b"HTTP/1.1 200 OK\r\nContent-Encoding: g\x1b[31m\xff\r\nContent-Length: 4\r\n\r\nGGUF",
+    "json": b'HTTP/1.1 200 OK\r\nContent-Length: 24\r\n\r\n{"error": "\x00\x1b[31m\xff----"}',
+}
+
+
+@pytest.mark.parametrize("name", GARBAGE)
+def test_a_message_is_plain_text_whatever_the_server_sends(site: Site, desk: Desk, name: str) -> None:
+    def script(exchange: Exchange) -> None:
+        exchange.body(GARBAGE[name])
+        exchange.hang_up()
+
+    site.script = script
+    report = desk.order(site.url(URL))
+    assert len(report.faults) == 1
+    message = report.faults[0].message
+    assert message.isprintable()
+    assert "\xff" not in message
+    assert len(message) < 400
 
 
 def test_a_raw_part_without_magic_is_right(site: Site, desk: Desk) -> None:
