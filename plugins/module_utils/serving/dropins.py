@@ -48,7 +48,7 @@ def overridden(name: str, content: str, paths: Iterable[str]) -> list[Fault]:
                     path,
                     f"sets {', '.join(keys)} of {name} otherwise than the settings do",
                     "Move what it is for into the settings (environment, extra_args) and remove the file, "
-                    "then: systemctl daemon-reload",
+                    f"then: systemctl daemon-reload && systemctl restart {name}",
                 )
             )
     return faults

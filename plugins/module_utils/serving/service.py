@@ -140,10 +140,6 @@ class Service:
         """Bring the service to what is wanted. Raises FaultError where systemd cannot be asked or told."""
         before = _read(self.path)
         now = status(self.name, self._run)
-        if now.needs_reload and not check:
-            # A drop-in that systemd has not read yet counts as well.
-            self._systemctl("daemon-reload")
-            now = status(self.name, self._run)
         faults = self._overridden(now)
         if faults:
             return Outcome((), before or "", before or "", faults)
@@ -160,7 +156,7 @@ class Service:
                 changes.append("restarted")
         elif now.active not in ("inactive", "failed"):
             changes.append("stopped")
-        if check or not (changes or self.former.exists()):
+        if check or not (changes or self.former.exists() or now.needs_reload):
             return Outcome(tuple(changes), before or "", self.wanted.content)
 
         if file_differs:
@@ -168,13 +164,8 @@ class Service:
             if before is not None and not self.former.exists():
                 replace_file(self.former, before.encode())
             replace_file(self.path, self.wanted.content.encode())
+        if file_differs or now.needs_reload:
             self._systemctl("daemon-reload")
-            # For a unit that was not there systemd has named no drop-ins before.
-            faults = self._overridden(status(self.name, self._run)) if before is None else ()
-            if faults:
-                self.path.unlink()
-                self._systemctl("daemon-reload")
-                return Outcome((), "", "", faults)
         if "stopped" in changes:
             self._systemctl("stop", self.name, timeout=self.wanted.start_timeout)
         if "started" in changes or "restarted" in changes:
@@ -188,7 +179,11 @@ class Service:
 
     def _overridden(self, now: Status) -> tuple[Fault, ...]:
         """What other files make of the unit; of no matter for a service that shall not run."""
-        return tuple(overridden(self.name, self.wanted.content, now.drop_ins)) if self.wanted.started else ()
+        if not self.wanted.started:
+            return ()
+        # systemd names those it has read; one that was put there since is in force from the next reload or boot on.
+        beside = sorted(map(str, (self.path.parent / f"{self.name}.d").glob("*.conf")))
+        return tuple(overridden(self.name, self.wanted.content, dict.fromkeys([*now.drop_ins, *beside])))
 
     def _stale(self, now: Status) -> bool:
         """Whether the running process began before its files were written, holds old ones, or runs another program."""
