@@ -35,8 +35,10 @@ _AFFINITY_HEADERS = (
 #: A header begins at the first GPU name that is followed by another column or the end of the line.
 _HEADER = re.compile(r"(?<![\w-])GPU\d+(?=\s|$|GPU\d|NIC\d|mlx\d|CPU\s)")
 _ROW = re.compile(r"(?<![\w-])(GPU\d+)(?=\s|$)")
-#: Names of network devices that can stand in a header, glued together or not. All carry a digit; prose does not.
+#: Names of network devices that can stand in a header, glued together or not. Nearly all carry a digit; prose does not.
 _NIC_NAMES = re.compile(r"NIC\d+|mlx\d+_(?:bond_?)?\d+|[A-Za-z][A-Za-z_.:-]*\d[\w.:-]*")
+#: A device that somebody gave a name of his own; believed only in a line that has the affinity columns as well.
+_NIC_OWN_NAME = re.compile(r"[A-Za-z][\w.:-]*")
 #: What is left of the affinity headers when a line was cut off.
 _HEADER_REST = re.compile(r"(?:CPU|NUMA|GPU|ID|A(?:f(?:f(?:i(?:n(?:i(?:ty?)?)?)?)?)?)?)")
 _NIC_LEGEND = re.compile(r"(?:^|[^\w\n])(NIC\d+)[ \t]*:[ \t]*(\S+)[ \t]*$", re.MULTILINE)
@@ -72,7 +74,8 @@ class Matrix:
     ``gpus`` are the indices in the header, ``pairs`` every unordered pair of them. ``nics`` are device names, from
     the legend where there is one. ``cpu_affinity`` (text), ``numa_affinity`` (int, or text for a range) and
     ``gpu_numa_id`` (int) have one item a GPU, null where the cell is blank or N/A. ``faults`` say what is missing or
-    contradictory; ``is_peer`` marks a ``topo -p2p`` matrix, whose pairs hold OK, CNS and so on.
+    contradictory; ``is_peer`` marks a ``topo -p2p`` matrix, whose pairs hold OK, CNS and so on. ``strays`` are
+    rows below a header that does not name them: it is then not whole (lines were broken), and no count holds.
     """
 
     gpus: list[int] = field(default_factory=list)
@@ -83,6 +86,7 @@ class Matrix:
     gpu_numa_id: list[int | None] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     is_peer: bool = False
+    strays: list[str] = field(default_factory=list)
 
 
 def path_of(link: str | None) -> str:
@@ -126,7 +130,7 @@ def parse(text: str) -> list[Matrix]:
     while at < len(lines):
         header = _read_header(lines[at])
         at += 1
-        if header is None:
+        if header is None or not _own_names_have_rows(header, lines[at:]):
             continue
         rows: list[str] = []
         gap = 0
@@ -177,13 +181,27 @@ def _read_header(line: str) -> _Header | None:
     for word in rest.split():
         if _HEADER_REST.fullmatch(word):
             continue
-        if not _NIC_NAMES.match(word) or _LINKS.fullmatch(word) or _PEER.fullmatch(word):
+        if spans and _NIC_OWN_NAME.fullmatch(word) and not re.search(r"\d", word) and not _is_cell(word):
+            nics.append(word)
+            continue
+        if not _NIC_NAMES.match(word) or _is_cell(word):
             # A row of the matrix, or prose that happens to begin with a GPU's name.
             return None
         nics.extend(_NIC_NAMES.findall(word))
     if len(gpus) < 2 and not nics and not spans and line[: first.start()].strip():
         return None
     return _Header(line[: first.start()], first.start(), line, gpus, nics, [name for _, name in spans])
+
+
+def _own_names_have_rows(header: _Header, below: Sequence[str]) -> bool:
+    """Whether the columns that have a name of somebody's own have a row of this name as well, as devices have."""
+    own = [name for name in header.nics if not re.search(r"\d", name)]
+    text = "\n".join(below) if own else ""
+    return all(re.search(rf"(?<![\w-]){re.escape(name)}\s+(?:{_LINK_WORD}|{_PEER_WORD})\b", text) for name in own)
+
+
+def _is_cell(word: str) -> bool:
+    return bool(_LINKS.fullmatch(word) or _PEER.fullmatch(word))
 
 
 def _row_of(line: str, header: _Header) -> tuple[str, str] | None:
@@ -207,12 +225,14 @@ def _build(header: _Header, rows: Sequence[str], legend: dict[str, str], tail: s
     cells: dict[str, list[str | None]] = {}
     affinity: dict[str, dict[str, str | None]] = {}
     faults: list[Fault] = []
+    labels: list[str] = []
     peer = _looks_like_peer(header, rows, tail)
     for line in rows:
         found = _row_of(line, header)
         if found is None:
             continue
         label, rest = found
+        labels.append(label)
         if label not in header.gpus:
             faults.append(_truncated(label, f"a row {label} stands below a header that names {_names(header.gpus)}"))
             continue
@@ -236,10 +256,12 @@ def _build(header: _Header, rows: Sequence[str], legend: dict[str, str], tail: s
     matrix.nics = [legend.get(name, name) for name in header.nics]
     for name in header.gpus:
         cell = affinity.get(name, {})
-        matrix.cpu_affinity.append(reading(cell.get("cpu")).value)
+        cpus = reading(cell.get("cpu")).value
+        matrix.cpu_affinity.append(None if cpus is None or _LINKS.fullmatch(cpus) else cpus)
         matrix.numa_affinity.append(_numa(cell.get("numa")))
         node = _numa(cell.get("gpu_numa"))
         matrix.gpu_numa_id.append(node if isinstance(node, int) else None)
+    matrix.strays = [label for label in labels if label not in header.gpus]
     matrix.faults = list(dict.fromkeys(faults))
     return matrix
 
@@ -264,10 +286,14 @@ def _link_cells(label: str, rest: str, header: _Header, peer: bool) -> tuple[lis
     scan = _split_cells(rest, one, glued)
     tabbed = "\t" in rest
     kept: list[tuple[str | None, int]] = []
-    for text, end in scan:
-        if text and not one.fullmatch(text) and (_CPU_LIST.fullmatch(text) or reading(text).value is None):
-            # The affinity columns begin here.
-            break
+    for at, (text, end) in enumerate(scan):
+        if text and not one.fullmatch(text):
+            later = [word for word, _ in scan[at + 1 :] if word]
+            missing = wanted - sum(cell is not None for cell, _ in kept)
+            is_word = reading(text).value is None and missing > 0 and _stands_for_a_link(later, one, header)
+            if _CPU_LIST.fullmatch(text) or (reading(text).value is None and not is_word):
+                # The affinity columns begin here.
+                break
         kept.append((text or None, end))
     solid = [cell for cell in kept if cell[0] is not None]
     # A blank between tabs is a blank cell when cells are missing and the X then stands in its own column; otherwise it
@@ -284,6 +310,15 @@ def _link_cells(label: str, rest: str, header: _Header, peer: bool) -> tuple[lis
     if used:
         end = used[-1][1]
     return gpu_cells, rest[end:]
+
+
+def _stands_for_a_link(later: Sequence[str], one: re.Pattern[str], header: _Header) -> bool:
+    """Whether a word for "no value" is in a link column: links or a CPU list follow, or all the other columns do."""
+    return (
+        any(one.fullmatch(word) for word in later)
+        or len(later) >= len(header.affinities)
+        or (bool(later) and bool(_CPU_LIST.fullmatch(later[0])) and not is_index(later[0]))
+    )
 
 
 def _split_cells(rest: str, one: re.Pattern[str], glued: re.Pattern[str]) -> list[tuple[str, int]]:
@@ -331,6 +366,9 @@ def _pair(gpus: Sequence[str], left: int, right: int, cells: dict[str, list[str 
     two = cells[gpus[right]][left] if gpus[right] in cells else ""
     a, b = int(gpus[left][3:]), int(gpus[right][3:])
     subject = f"GPU{a}-GPU{b}"
+    empty = next((cell for cell in (one, two) if cell and reading(cell).value is None), None)
+    if empty is not None:
+        return Pair(a, b, None), [_cell_unknown(subject, empty)]
     if one and two and one != two:
         message = f"GPU{a} says {one} of GPU{b}, GPU{b} says {two} of GPU{a}"
         return Pair(a, b, None), [_contradictory(subject, message)]
@@ -338,17 +376,19 @@ def _pair(gpus: Sequence[str], left: int, right: int, cells: dict[str, list[str 
     if value == "X":
         return Pair(a, b, None), []
     if value is not None and not (_LINK.fullmatch(value) or _PEER.fullmatch(value)):
-        return Pair(a, b, None), [
-            GPU.fault(
-                "topology_cell_unknown",
-                subject,
-                f"the cell reads {value[:20]!r}, which no known driver prints",
-                "run `nvidia-smi topo -m` by hand; if it really prints this, report the output",
-            )
-        ]
+        return Pair(a, b, None), [_cell_unknown(subject, value)]
     if one is None and two is None:
         return Pair(a, b, None), [_truncated(subject, f"both cells of GPU{a} and GPU{b} are blank")]
     return Pair(a, b, value), []
+
+
+def _cell_unknown(subject: str, value: str) -> Fault:
+    return GPU.fault(
+        "topology_cell_unknown",
+        subject,
+        f"the cell reads {value[:20]!r}, which no known driver prints",
+        "run `nvidia-smi topo -m` by hand; if it really prints this, report the output",
+    )
 
 
 def _affinity_cells(line: str, remainder: str, header: _Header) -> dict[str, str | None]:
@@ -434,6 +474,7 @@ def _contradictory(subject: str, message: str) -> Fault:
 def link_matrix(text: str) -> tuple[Matrix | None, list[Fault]]:
     """The link matrix of ``topo -m``, or null and the fault that says what stands there instead (none: nothing).
 
+    A matrix whose header is not whole is none: how many GPUs there are cannot be known.
     Where a text holds several link matrices that differ, none is chosen: which one holds cannot be known.
     """
     matrices = parse(text)
@@ -450,6 +491,12 @@ def link_matrix(text: str) -> tuple[Matrix | None, list[Fault]]:
             ]
         return None, []
     first = links[0]
+    if broken := next((matrix for matrix in links if matrix.strays), None):
+        named = _names(f"GPU{gpu}" for gpu in broken.gpus)
+        rows = _names(dict.fromkeys(broken.strays))
+        return None, [
+            _truncated("topo -m", f"rows for {rows} stand below a header that names {named}: it is not whole")
+        ]
     if any((other.gpus, other.pairs) != (first.gpus, first.pairs) for other in links[1:]):
         fault = _contradictory("topo -m", f"{len(links)} matrices in one answer that differ")
         first.pairs = [Pair(pair.a, pair.b, None) for pair in first.pairs]

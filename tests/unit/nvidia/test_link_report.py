@@ -449,6 +449,63 @@ def test_two_machines_in_one_text_are_not_mixed(captured: Captured) -> None:
     assert report(captured, FOUR + FOUR, require_active_links=False)[1] == []
 
 
+@pytest.mark.parametrize("word", ["N/A", "[N/A]", "ERR!", "-"])
+@pytest.mark.parametrize("tabs", [True, False])
+@pytest.mark.parametrize("column", [0, 2, 3])
+def test_a_word_for_no_value_in_a_link_column_is_a_cell(word: str, tabs: bool, column: int, captured: Captured) -> None:
+    """It leaves its pair unknown, and moves neither its neighbours nor the affinities."""
+    lines = recorded("topo-v100x4-p3.8xlarge-mixed-nv1-nv2").split("\n")
+    row = next(index for index, line in enumerate(lines) if line.startswith("GPU1"))
+    cells = lines[row].split("\t")
+    cells[column + 1] = word
+    lines[row] = "\t".join(cells)
+    topo = "\n".join(lines)
+    got, faults = report(captured, topo if tabs else topo.expandtabs(8), require_active_links=False)
+    a, b = sorted((1, column))
+    assert [(fault.code, fault.subject) for fault in faults] == [("topology_cell_unknown", f"GPU{a}-GPU{b}")]
+    assert repr(word) in faults[0].message
+    assert [(pair["a"], pair["b"]) for pair in got.pairs if pair["nvlinks"] is None] == [(a, b)]
+    assert got.fully_connected is None
+    assert got.cpu_affinity == ["0-31"] * 4
+    assert got.numa_affinity == [None] * 4
+
+
+def wrapped(text: str, width: int) -> str:
+    """As a terminal of this width breaks lines."""
+    shown = text.expandtabs(8).split("\n")
+    return "\n".join(line[at : at + width] for line in shown for at in range(0, max(len(line), 1), width))
+
+
+@pytest.mark.parametrize("width", [30, 40, 64])
+def test_a_header_that_was_broken_is_no_count_of_gpus(width: int, captured: Captured) -> None:
+    got, faults = report(captured, wrapped(matrix(8, {}, "NV12"), width), require_active_links=False)
+    assert codes(faults) == ["topology_truncated"]
+    assert "it is not whole" in faults[0].message
+    assert (got.gpu_count, got.fully_connected, got.min_links) == (None, None, None)
+    assert (got.islands, got.pairs, got.cpu_affinity) == ([], [], [])
+
+
+@pytest.mark.parametrize("width", range(16, 100))
+def test_broken_lines_are_read_right_or_not_at_all(width: int, captured: Captured) -> None:
+    text = matrix(8, {}, "NV12")
+    whole, _ = report(captured, text, require_active_links=False)
+    got, faults = report(captured, wrapped(text, width), require_active_links=False)
+    assert got.gpu_count in ({8} if not faults else {None, 8})
+    assert all(cpus in {None, *whole.cpu_affinity} for cpus in got.cpu_affinity)
+    if got.fully_connected is not None:
+        assert (got.gpu_count, got.min_links) == (8, 12)
+
+
+@pytest.mark.parametrize("tabs", [True, False])
+def test_a_network_device_with_a_name_without_a_number(tabs: bool, captured: Captured) -> None:
+    topo = (
+        "\tGPU0\tGPU1\troce\tCPU Affinity\tNUMA Affinity\n"
+        "GPU0\t X \tNV2\tPIX\t0-7\t0\nGPU1\tNV2\t X \tPIX\t0-7\t0\nroce\tPIX\tPIX\t X \n"
+    )
+    got, faults = report(captured, topo if tabs else topo.expandtabs(8), require_active_links=False)
+    assert (faults, got.gpu_count, got.nics, got.numa_affinity) == ([], 2, ["roce"], [0, 0])
+
+
 # --- the graph --------------------------------------------------------------------------------------------------------
 
 
