@@ -333,7 +333,9 @@ def _engine_root(tar: tarfile.TarFile, members: list[tarfile.TarInfo]) -> tuple[
             top = path.parents[2]
             head = names.get(top / VENDORED_HEAD)
             return path.parent, (_head_commit(tar, head) if head is not None else None)
-    roots = [path.parent for path in names if path.name == "CMakeLists.txt" and path.parent / "ggml" in names]
+    # Not every archive has entries for its folders.
+    folders = {folder for path in names for folder in (path, *path.parents)}
+    roots = [path.parent for path in names if path.name == "CMakeLists.txt" and path.parent / "ggml" in folders]
     return (min(roots, key=lambda path: len(path.parts)) if roots else None), commit
 
 

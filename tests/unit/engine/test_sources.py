@@ -313,6 +313,11 @@ def test_entries_that_lead_outside_are_refused(tmp_path: Path, members: Members)
     assert not (tmp_path.parent / "escaped").exists()
 
 
+def test_an_archive_without_entries_for_folders_is_one_too(tmp_path: Path) -> None:
+    unpack(tmp_path, [entry for entry in ENGINE if entry[1] is not None])
+    assert (tmp_path / "out/ggml/CMakeLists.txt").is_file()
+
+
 def test_links_inside_are_kept(tmp_path: Path) -> None:
     unpack(tmp_path, [*ENGINE, link("llama.cpp/docs/build.md", "../CMakeLists.txt")])
     assert (tmp_path / "out/docs/build.md").read_bytes() == b"project(llama.cpp)\n"
