@@ -44,9 +44,7 @@ def test_driver_state_only_reports_unless_asked_to_fail():
 def test_driver_state_fails_once_with_all_faults():
     code, result = run_module("driver_state", sysroot=str(CAPTURES / "version-mismatch"), require_ok=True)
     assert code == 1
-    assert result["msg"] == (
-        "[reboot_required] nvidia module: loaded 535.247.01, installed 535.261.03\n  -> reboot"
-    )
+    assert result["msg"] == ("[reboot_required] nvidia module: loaded 535.247.01, installed 535.261.03\n  -> reboot")
     assert result["verdict"] == "reboot_required"
 
 
