@@ -31,6 +31,17 @@ def run(argv: list[str], env: dict[str, str], quiet: bool = False) -> None:
     subprocess.run(argv, cwd=ROOT, env=env, check=True, stdout=subprocess.DEVNULL if quiet else None)
 
 
+def documented(name: str, kind: str, env: dict[str, str]) -> None:
+    """Fail unless ansible-doc shows ``name``; its exit status is 0 also for what it does not find."""
+    argv = ["ansible-doc", "-t", kind, name]
+    print("+", " ".join(argv), flush=True)
+    env = {**env, "ANSIBLE_NOCOLOR": "1"}
+    done = subprocess.run(argv, cwd=ROOT, env=env, check=True, capture_output=True, text=True)
+    first = done.stdout.lstrip().splitlines()[:1]
+    if not first or name not in first[0].replace("*", " ").split():
+        sys.exit(f"ansible-doc shows no {kind} {name}: {done.stderr.strip() or first}")
+
+
 def main(version: str) -> int:
     python = find_python(version)
     if python is None:
@@ -47,9 +58,9 @@ def main(version: str) -> int:
         run(["ansible-playbook", "--syntax-check", "-i", "inventories/lab", str(playbook.relative_to(ROOT))], env, True)
     modules = [path.stem for path in sorted((ROOT / "plugins" / "modules").glob("*.py")) if path.stem != "__init__"]
     for module in modules:
-        run(["ansible-doc", f"volta.llm.{module}"], env, True)
+        documented(f"volta.llm.{module}", "module", env)
     for role in sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir()):
-        run(["ansible-doc", "-t", "role", f"volta.llm.{role}"], env, True)
+        documented(f"volta.llm.{role}", "role", env)
     print(f"{len(playbooks)} playbooks, {len(modules)} modules and all roles are read by this core")
     return 0
 
