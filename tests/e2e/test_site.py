@@ -200,6 +200,7 @@ def test_a_compile_error_shows_the_end_of_the_log_and_where_it_lies(bench: Bench
             "llama_cpp_sha256": sha256,
             "llama_cpp_version": "",
             "llama_cpp_commit": "",
+            "llama_cpp_targets": ["llama-server"],
         },
     )
     assert converged.status == 1
