@@ -124,6 +124,7 @@ def dense(
 MODELS: dict[str, tuple[dict[str, Any], Any, bool]] = {
     "qwen4exp": (qwen4exp(), _q4, False),
     "qwen4exp-small": (qwen4exp(experts=32), _q4, False),
+    "qwen4exp-mid": (qwen4exp(experts=128, rows=16_000_000), _q4, False),
     "qwen4exp-tiny": (qwen4exp(layers=4, experts=16, rows=16_000), _q4, False),
     "qwen3moe": (qwen3moe(), _q4, False),
     "qwen3moe-small": (qwen3moe(experts=32), _q4, False),
