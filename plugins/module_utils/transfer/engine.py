@@ -22,7 +22,18 @@ from dataclasses import dataclass, field
 
 from ..faults import Fault, FaultError
 from .catalogue import fault
-from .http import Origin, ProtocolError, Response, Session, Unreachable, host_of, plain, redact, retry_after
+from .http import (
+    HostRefused,
+    Origin,
+    ProtocolError,
+    Response,
+    Session,
+    Unreachable,
+    host_of,
+    plain,
+    redact,
+    retry_after,
+)
 from .sniff import sniff
 from .store import Places, Ranges, State, boot_id, remove
 
@@ -71,7 +82,10 @@ class Transient(Exception):
 
 @dataclass(frozen=True)
 class Settings:
-    """How to fetch. Times in seconds; ``retries`` are consecutive failures without a byte between them."""
+    """How to fetch. Times in seconds; ``retries`` are consecutive failures without a byte between them.
+
+    ``unreachable`` are hosts that must not be tried, not even when a redirect leads there.
+    """
 
     connections: int = 4
     timeout: float = 30.0
@@ -81,6 +95,7 @@ class Settings:
     longest_wait: float = 120.0
     headers: Mapping[str, str] = field(default_factory=dict)
     ca_path: str | None = None
+    unreachable: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,7 +110,10 @@ class Fetched:
 
 
 class Transfer:
-    """One file from one address. ``progress`` is called with (done, total or null) about twice a second."""
+    """One file from one address. ``progress`` is called with (done, total or null) about twice a second.
+
+    ``base`` is where in ``.part`` the file begins: what stands before belongs to parts that are already whole.
+    """
 
     def __init__(
         self,
@@ -105,7 +123,9 @@ class Transfer:
         sha256: str | None,
         settings: Settings,
         progress: Callable[[int, int | None], None] = lambda done, total: None,
+        base: int = 0,
     ) -> None:
+        self._base = base
         self._url = url
         self._name = redact(url)
         self._origin = Origin.of(url)
@@ -171,7 +191,7 @@ class Transfer:
         except OSError as exc:
             raise self._disk_error(exc) from exc
         finally:
-            nothing = os.fstat(self._fd).st_size == 0 and self._state.size != 0
+            nothing = self._base == 0 and os.fstat(self._fd).st_size == 0 and self._state.size != 0
             os.close(self._fd)
             if nothing:
                 # No run can go on from it, so it would only look like one.
@@ -186,7 +206,7 @@ class Transfer:
     def _resume(self) -> None:
         """Take over what an earlier run left, if it is of the file that is wanted now."""
         state = State.read(self._places.state)
-        length = os.fstat(self._fd).st_size
+        length = max(0, os.fstat(self._fd).st_size - self._base)
         if state is None and length and self._want_sha256:
             # From another program, or the state was lost. The hash will tell.
             if self._want_size is None or length <= self._want_size:
@@ -209,7 +229,7 @@ class Transfer:
         self._resumed = self._progress_mark = state.done.total
 
     def _start_over(self, ranged: bool) -> None:
-        os.ftruncate(self._fd, 0)
+        os.ftruncate(self._fd, self._base)
         self._state = State(self._want_size, self._want_sha256, self._name, boot=boot_id())
         self._total = self._want_size
         self._ranged = ranged
@@ -220,7 +240,7 @@ class Transfer:
     def _attempt(self) -> str:
         """Fetch what is missing; the SHA-256 of the whole."""
         self._prepare()
-        hasher = _Hasher(self._fd, self._front)
+        hasher = _Hasher(self._fd, self._front, self._base)
         workers: list[threading.Thread] = []
         try:
             hasher.start()
@@ -276,7 +296,7 @@ class Transfer:
 
     def _session(self) -> Session:
         chosen = self._settings
-        session = Session(chosen.timeout, chosen.stall_timeout, chosen.headers, chosen.ca_path)
+        session = Session(chosen.timeout, chosen.stall_timeout, chosen.headers, chosen.ca_path, chosen.unreachable)
         self._sessions.append(session)
         return session
 
@@ -311,6 +331,14 @@ class Transfer:
             raise Transient(str(exc), crowded=True) from exc
         except ProtocolError as exc:
             raise Transient(str(exc), code="source_misbehaves") from exc
+        except HostRefused as exc:
+            raise SourceFailed(
+                self._fault(
+                    "source_unreachable",
+                    f"{exc}, which is declared unreachable",
+                    "Name another source or endpoint, or take the host off the list of unreachable ones.",
+                )
+            ) from exc
         self._hops.update(response.hops)
         if response.status in (200, 206):
             span = self._accept(response, start, end)
@@ -618,6 +646,7 @@ class Transfer:
             raise SourceFailed(self._fault(*found))
 
     def _write(self, data: memoryview, offset: int) -> None:
+        offset += self._base
         while data:
             written = os.pwrite(self._fd, data, offset)
             data = data[written:]
@@ -697,7 +726,7 @@ class Transfer:
         """Claim the blocks, so that a full disk shows now and the file lies in few pieces; the size stays as it is."""
         if self._total is None or _LIBC is None:
             return
-        if _LIBC.fallocate(self._fd, _KEEP_SIZE, ctypes.c_longlong(0), ctypes.c_longlong(self._total)) != 0:
+        if _LIBC.fallocate(self._fd, _KEEP_SIZE, ctypes.c_longlong(self._base), ctypes.c_longlong(self._total)) != 0:
             code = ctypes.get_errno()
             # Not every file system can; that is no reason to fail.
             if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -726,8 +755,9 @@ class Transfer:
 class _Hasher:
     """Hashes a file in order, up to where it is whole, in a thread of its own."""
 
-    def __init__(self, fd: int, front: Callable[[], int]) -> None:
+    def __init__(self, fd: int, front: Callable[[], int], base: int = 0) -> None:
         self._fd = fd
+        self._base = base
         self._front = front
         self._digest = hashlib.sha256()
         self._at = 0
@@ -746,7 +776,7 @@ class _Hasher:
                 if ready <= 0:
                     time.sleep(0.005)
                     continue
-                count = os.preadv(self._fd, [buffer[: min(len(buffer), ready)]], self._at)
+                count = os.preadv(self._fd, [buffer[: min(len(buffer), ready)]], self._base + self._at)
                 if count == 0:
                     raise OSError(errno.EIO, "the part is shorter than its state says")
                 self._digest.update(buffer[:count])

@@ -18,7 +18,7 @@ import socket
 import ssl
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
@@ -39,6 +39,14 @@ class Unreachable(Exception):
 
 class ProtocolError(Exception):
     """The other side does not speak HTTP as it should."""
+
+
+class HostRefused(Exception):
+    """The way leads to a host that the operator declared unreachable; ``host`` names it."""
+
+    def __init__(self, host: str, sent_by: str | None) -> None:
+        super().__init__(f"{sent_by} sends on to {host}" if sent_by else host)
+        self.host = host
 
 
 def redact(url: str) -> str:
@@ -156,7 +164,8 @@ class Session:
     ``timeout`` is for connecting, ``stall_timeout`` for silence within a body, in seconds; the answer's head must come
     within the shorter of both.
     ``headers`` go to the place first asked and to no other (they may hold a token). ``ca_path`` is a file of
-    certificates to trust in place of the system's.
+    certificates to trust in place of the system's. ``unreachable`` are hosts that are not even tried, with all below
+    them in the name (``example.org`` stands for ``cdn.example.org`` too).
     """
 
     def __init__(
@@ -165,7 +174,9 @@ class Session:
         stall_timeout: float = 30.0,
         headers: Mapping[str, str] | None = None,
         ca_path: str | None = None,
+        unreachable: Collection[str] = (),
     ) -> None:
+        self._unreachable = tuple(unreachable)
         self._timeout = timeout
         self._head_timeout = min(timeout, stall_timeout)
         self._stall_timeout = stall_timeout
@@ -183,6 +194,9 @@ class Session:
         hops: dict[str, str] = {}
         here = url
         for _ in range(MAX_REDIRECTS + 1):
+            host = Origin.of(here).host.lower()
+            if any(host == name or host.endswith("." + name) for name in self._unreachable):
+                raise HostRefused(host, None if here == url else host_of(url))
             own = self._headers if Origin.of(here) == first else {}
             raw = self._request(here, {**own, **headers})
             for name in HOP_HEADERS:
