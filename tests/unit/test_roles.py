@@ -31,6 +31,7 @@ SET_BY_THE_ROLE = {
     "llama_cpp": {"source_type"},
     "llama_server": {"api_key_file", "guard", "name", "sysroot"},
     "model": {"dest", "job_file"},
+    "nouveau": {"state", "sysroot"},
     "plan": set(),
     "preflight": {"clock_reference"},
 }
