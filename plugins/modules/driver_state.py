@@ -122,6 +122,23 @@ module_next:
   description: The same for the kernel that boots next.
   returned: always
   type: dict
+modules:
+  description:
+    - Every kernel that can be booted, newest first, with C(kernel), C(running) and C(next) (whether it is that one), C(version),
+      C(flavour) and C(signed) of its module, C(complete) (all four parts are there) and C(dkms) (the state of its first entry, null for
+      none). C(version) and C(complete) are null where it has no module.
+  returned: always
+  type: list
+  elements: dict
+  sample:
+    - kernel: 6.1.0-38-amd64
+      running: false
+      next: true
+      version: 535.261.03
+      flavour: proprietary
+      signed: false
+      complete: true
+      dkms: installed
 userland:
   description: C(version) of libnvidia-ml on disk (null for none) and all versions found, newest first (C(libraries)).
   returned: always

@@ -34,6 +34,7 @@ SET_BY_THE_ROLE = {
     "nouveau": {"state", "sysroot"},
     "plan": set(),
     "preflight": {"clock_reference"},
+    "reboot_gate": {"controller_boot_id", "earlier", "former_boot_id", "local", "sysroot"},
 }
 
 

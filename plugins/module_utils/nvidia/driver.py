@@ -23,6 +23,15 @@ from .packages import Package, Pin, Upgrade
 from .products import compute_capability_of
 from .values import version_key
 
+#: The role reboot_gate reports it too, for whatever needs a boot.
+REBOOT_REQUIRED = FaultKind(
+    "reboot_required",
+    "critical",
+    "What is installed takes effect with the next boot only: another module than the loaded one, another kernel, a "
+    "blacklist that came after nouveau was loaded.",
+    "loaded 550.90.07, installed 550.107.02 (upgraded on 2024-08-01 06:11:05 by unattended-upgrade)",
+)
+
 FAULTS = Catalogue(
     "driver (driver_state)",
     (
@@ -111,17 +120,18 @@ FAULTS = Catalogue(
             "the module on disk is 570.124.06, the libraries are 570.124.04",
         ),
         FaultKind(
+            "driver_module_missing_elsewhere",
+            "warning",
+            "A kernel that can be booted, though not the next one, has no module of the driver.",
+            "no nvidia module for 5.15.0-91-generic, which can be booted from the menu",
+        ),
+        FaultKind(
             "driver_module_stale",
             "error",
             "DKMS says that the installed module is not the one it built.",
             "nvidia/535.261.03 for 6.1.0-37-amd64: installed (WARNING! Diff between built and installed module!)",
         ),
-        FaultKind(
-            "reboot_required",
-            "critical",
-            "The loaded module is older or newer than what is installed; a reboot loads the right one.",
-            "loaded 550.90.07, installed 550.107.02 (upgraded on 2024-08-01 06:11:05 by unattended-upgrade)",
-        ),
+        REBOOT_REQUIRED,
         FaultKind(
             "driver_not_loaded",
             "critical",
@@ -264,6 +274,7 @@ class DriverState:
     kernels: Kernels = field(default_factory=lambda: Kernels(None, None, None))
     module_running: modinfo.Module | None = None
     module_next: modinfo.Module | None = None
+    modules: dict[str, modinfo.Module | None] = field(default_factory=dict)
     libraries: tuple[str, ...] = ()
     packages: list[Package] | None = None
     pins: list[Pin] = field(default_factory=list)
@@ -312,6 +323,12 @@ def read(machine: Machine, look_into_initramfs: bool | None = None) -> DriverSta
         state.module_next = state.module_running
     elif state.kernels.next:
         state.module_next = modinfo.on_disk(machine, state.kernels.next)
+    read_already = {state.kernels.running: state.module_running, state.kernels.next: state.module_next}
+    for kernel in state.kernels.installed:
+        # Of a kernel without its folder (a report of a part of a machine) nothing is known.
+        if kernel in read_already or machine.exists(f"/lib/modules/{kernel}"):
+            known = kernel in read_already
+            state.modules[kernel] = read_already[kernel] if known else modinfo.on_disk(machine, kernel)
     state.libraries = libraries(machine)
     # A report can hold a part of a machine only: what was not looked at is not absent.
     for what, folders in (
@@ -665,12 +682,15 @@ def _judge_nouveau(state: DriverState, found: _Findings) -> None:
             why = f"its blacklist is missing from the initramfs of {state.kernels.next}"
         else:
             why = "its blacklist came after it was loaded"
+        # The next boot is without it where its blacklist is known to be in the image: nothing else is left to do.
+        done = bool(nouveau_state.blacklisted_by) and nouveau_state.initramfs_blacklist is True
+        verdict = "reboot_required" if done else "blacklist_nouveau"
         found.add(
             "nouveau_loaded",
             "nouveau",
             f"nouveau is loaded and owns the GPUs; {why}",
-            [*steps, rebuild, "reboot"],
-            "blacklist_nouveau" if state.userland or state.module_next or state.module_running else None,
+            ["reboot"] if done else [*steps, rebuild, "reboot"],
+            verdict if state.userland or state.module_next or state.module_running else None,
         )
     elif nouveau_state.can_load and state.gpus:
         message = (
@@ -709,6 +729,14 @@ def _judge_versions(state: DriverState, found: _Findings) -> None:
             "rebuild_module",
         )
         return
+    for other, found_there in state.modules.items():
+        if library is not None and found_there is None and other != kernel:
+            found.add(
+                "driver_module_missing_elsewhere",
+                other,
+                f"no nvidia module for {other}, which can be booted from the menu{_dkms_word(state, other, library)}",
+                _rebuild_commands(state, library, other)[:-1],
+            )
     if module is not None and module.missing:
         found.add(
             "driver_module_incomplete",
@@ -947,6 +975,26 @@ def _judge_log(state: DriverState, found: _Findings) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+def _modules(state: DriverState) -> list[dict[str, Any]]:
+    """Every kernel that can be booted, with its module and what DKMS says of it."""
+    rows = []
+    for kernel, module in state.modules.items():
+        entries = state.dkms.for_kernel(kernel) if state.dkms else []
+        rows.append(
+            {
+                "kernel": kernel,
+                "running": kernel == state.kernels.running,
+                "next": kernel == state.kernels.next,
+                "version": module.version if module else None,
+                "flavour": module.flavour if module else None,
+                "signed": module.signed if module else None,
+                "complete": None if module is None else not module.missing,
+                "dkms": entries[0].state if entries else None,
+            }
+        )
+    return rows
+
+
 def as_results(state: DriverState, judgement: Judgement) -> dict[str, Any]:
     """What the module returns besides the faults."""
     log = state.log
@@ -960,6 +1008,7 @@ def as_results(state: DriverState, judgement: Judgement) -> dict[str, Any]:
         "kernels": state.kernels.as_dict(),
         "module_running": state.module_running.as_dict() if state.module_running else None,
         "module_next": state.module_next.as_dict() if state.module_next else None,
+        "modules": _modules(state),
         "userland": {"version": state.userland, "libraries": list(state.libraries)},
         "packages": None if state.packages is None else [package.as_dict() for package in state.packages],
         "held": None if state.packages is None else sorted(p.name for p in state.packages if p.held),

@@ -27,6 +27,7 @@ class Built(Machine):
             "update-initramfs": self._build,
             "rmmod": self._rmmod,
         }
+        (root / "usr/lib").mkdir(parents=True)
         for program in ("update-initramfs", "lsinitramfs"):
             self.file(f"usr/sbin/{program}")
         self.file("proc/modules", "igb 1 0 - Live 0x0\n").file("proc/sys/kernel/osrelease", f"{OLD}\n")

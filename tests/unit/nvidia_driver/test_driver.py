@@ -381,6 +381,42 @@ def test_machine_without_dpkg_or_dkms_says_null(machine):
     assert results["dkms"] is None
 
 
+# -- every kernel that can be booted
+
+
+def test_each_kernel_has_its_module_or_is_named(machine):
+    machine.healthy().module("535.183.01", NEXT).package("nvidia-driver-535", "535.183.01-0ubuntu1")
+    third = "5.15.0-25-generic"
+    for kernel in (KERNEL, NEXT, third):
+        machine.file(f"boot/vmlinuz-{kernel}").file(f"lib/modules/{kernel}/modules.dep")
+    machine.command(
+        ["dkms", "status"],
+        f"nvidia/535.183.01, {KERNEL}, x86_64: installed\nnvidia/535.183.01, {NEXT}, x86_64: installed\n"
+        f"nvidia/535.183.01, {third}, x86_64: built\n",
+    )
+    state, judgement = machine.judged()
+    rows = driver.as_results(state, judgement)["modules"]
+    assert [
+        (row["kernel"], row["running"], row["next"], row["version"], row["complete"], row["dkms"]) for row in rows
+    ] == [
+        (NEXT, False, True, "535.183.01", True, "installed"),
+        (KERNEL, True, False, "535.183.01", True, "installed"),
+        (third, False, False, None, None, "built"),
+    ]
+    assert judgement.verdict == "ok"
+    assert codes(judgement) == ["driver_module_missing_elsewhere"]
+    assert judgement.faults[0].message == (
+        f"no nvidia module for {third}, which can be booted from the menu; dkms: nvidia/535.183.01 is only built"
+    )
+    assert f"dkms install --force -m nvidia -v 535.183.01 -k {third}" in judgement.faults[0].remedy
+
+
+def test_a_kernel_that_a_report_does_not_hold_is_not_judged(machine):
+    machine.healthy().file(f"boot/vmlinuz-{KERNEL}").file("boot/vmlinuz-5.15.0-25-generic")
+    state, judgement = machine.judged()
+    assert (list(state.modules), judgement.faults) == ([KERNEL], [])
+
+
 # -- flavour, nouveau, Secure Boot
 
 A14 = """NVRM: The NVIDIA GPU 0000:af:00.0 (PCI ID: 10de:1db5)
@@ -452,8 +488,10 @@ def test_a18_blacklist_in_the_initramfs_needs_only_a_reboot(machine):
         ["lsinitramfs", f"/boot/initrd.img-{KERNEL}"],
         f"usr/lib/modules/{KERNEL}/kernel/drivers/gpu/drm/nouveau/nouveau.ko\netc/modprobe.d/nouveau.conf\n",
     )
-    state, _ = machine.judged()
+    state, judgement = machine.judged()
     assert (state.nouveau.initramfs_blacklist, state.nouveau.can_load) == (True, False)
+    assert (judgement.verdict, judgement.remedy) == ("reboot_required", ["reboot"])
+    assert codes(judgement) == ["nouveau_loaded"]
 
 
 @pytest.mark.parametrize(
