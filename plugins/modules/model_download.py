@@ -13,7 +13,11 @@ description:
   - Fetches a file (or the shards of a model) over several connections, hashes it while it arrives, and gives it its name only when
     size and SHA-256 are right. What an interrupted run fetched is used by the next one, after hashing it.
   - A stamp (size, mtime, inode, SHA-256) beside the file lets the next run prove within milliseconds that nothing changed.
-  - Sources are tried in order. With O(files), each is used for the whole set or not at all.
+  - Sources are tried in order. With O(files), each is used for the whole set or not at all, and what a source has may differ from what
+    the others have (O(sources[].files), O(lock)).
+  - Raw parts of one file (C(model.gguf.a), C(model.gguf.b); C(.00), C(.01); C(.part1of2)) that are listed in O(files) are joined while
+    they arrive. Shards (C(-00001-of-00004.gguf)) are never joined; one that is listed alone stands for its whole set.
+  - Nothing of other tools' caches is used or written; all that is needed is room for the files in O(dest).
   - Only one run at a time works on a file; another one waits, showing the first one's progress, and takes over what it left.
   - "Proxies are taken from the environment (C(http_proxy), C(https_proxy), C(no_proxy))."
   - Partial data lie in C(<dest>.part), everything else in a folder C(.volta-transfer) beside the file.
@@ -41,13 +45,26 @@ options:
       type:
         description:
           - What the source is. Default is V(file) when O(sources[].file) is given, else V(url).
+          - V(controller) is a file on the control node. It is streamed over the connection of Ansible in pieces, straight to the folder it
+            goes to, goes on after an interruption, and is hashed when it is there. That needs no room elsewhere, but is slower than a
+            server near the machine, and does not work in the background (C(async)).
+          - V(ollama) is a model that Ollama has pulled. Its file is not copied but cloned or linked where the file system can.
         type: str
-        choices: [url, file, huggingface, modelscope]
+        choices: [url, file, controller, huggingface, modelscope, ollama]
       url:
         description: Address, http or https.
         type: str
       file:
-        description: File or folder that is already on the machine.
+        description: File or folder that is already on the machine. It is copied; the file system may share the blocks.
+        type: path
+      controller:
+        description: File or folder on the control node, with O(sources[].type=controller).
+        type: str
+      model:
+        description: Name in Ollama's store, as C(ollama list) shows it, with O(sources[].type=ollama).
+        type: str
+      store:
+        description: Folder of Ollama's store. Default are C(OLLAMA_MODELS) of the environment and the usual places.
         type: path
       repo:
         description: Repository at the model hub, as C(owner/name).
@@ -71,6 +88,40 @@ options:
       headers:
         description: HTTP headers for this source, in addition to O(headers).
         type: dict
+      token:
+        description: Access token for this source alone.
+        type: str
+      files:
+        description:
+          - What this source has where that differs from O(files), such as one file in place of shards. Same form.
+        type: list
+        elements: dict
+        suboptions:
+          name:
+            description: Name of the file in O(dest).
+            type: str
+            required: true
+          size:
+            description: Size in bytes.
+            type: int
+          sha256:
+            description: SHA-256, 64 hexadecimal digits.
+            type: str
+  lock:
+    description:
+      - What the files must be, by source, as M(volta.llm.model_manifest) gathered it. Options that contradict it are refused.
+    type: dict
+  allow_unverified:
+    description:
+      - Whether files are accepted for which no SHA-256 is known. They are then reported with a warning.
+    type: bool
+    default: true
+  unreachable_hosts:
+    description:
+      - Hosts that are not to be tried, with all below them. A source that is there, or sends on to there, is given up at once.
+    type: list
+    elements: str
+    default: []
   files:
     description:
       - A set of files that belong together, such as the shards of a model in their order. Shards keep their names and lie side by side.
@@ -120,7 +171,8 @@ options:
     type: dict
   token:
     description:
-      - Access token for the model hubs, sent as a bearer token.
+      - Access token for Hugging Face, sent as a bearer token to that host (or the one that E(HF_ENDPOINT) names) and no other. For a
+        mirror that needs one, and for ModelScope, write O(sources[].token).
     type: str
   timeout:
     description:
@@ -150,6 +202,16 @@ options:
     type: str
     choices: [stamp, full]
     default: stamp
+  refetch:
+    description:
+      - Whether a file that was verified and has other bytes now is fetched again. If not, that is a fault.
+    type: bool
+    default: true
+  remove_corrupt:
+    description:
+      - Whether files are removed that earlier runs found wrong and set aside as C(<name>.corrupt). There is at most one for each file.
+    type: bool
+    default: false
   progress_file:
     description:
       - Where the progress record is written. Set by the action plugin that shows it.
@@ -170,7 +232,8 @@ attributes:
 notes:
   - "The fault codes are: V(bad_argument), V(disk_full), V(dest_not_writable), V(source_unauthorized), V(hash_mismatch), V(size_mismatch),
     V(not_the_file), V(lfs_pointer), V(empty_file), V(source_missing), V(source_refused), V(source_unreachable), V(source_misbehaves),
-    V(source_changed), V(checksum_missing), V(file_missing); as a warning V(unverified)."
+    V(source_changed), V(checksum_missing), V(file_missing), V(file_corrupt), V(lock_invalid), V(lock_mismatch), V(not_locked); as
+    warnings V(unverified) and V(slow_storage)."
   - When a right hash was written wrong, the whole file that was refused is kept in C(.volta-transfer) and taken without a new download
     once the value is corrected.
 author:
@@ -204,6 +267,24 @@ EXAMPLES = r"""
     owner: root
     group: llama-server
     mode: "0640"
+
+- name: Take what Ollama has, without a second copy
+  volta.llm.model_download:
+    dest: /srv/models/qwen3-8b/qwen3-8b.gguf
+    sources:
+      - type: ollama
+        model: qwen3:8b
+
+- name: Join the raw parts that a mirror has
+  volta.llm.model_download:
+    dest: /srv/models/qwen
+    sources:
+      - url: http://mirror.example.org/qwen/
+    files:
+      - name: qwen.gguf
+        sha256: 9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08
+      - name: qwen.gguf.a
+      - name: qwen.gguf.b
 
 - name: Start a download and do something else meanwhile
   volta.llm.model_download:
@@ -303,6 +384,31 @@ files:
     set_aside:
       description: Where a file was moved that stood under this name and was not right; null when there was none.
       type: str
+first:
+  description: The file that an engine is given, the first of the set that is there; null when none is.
+  returned: always
+  type: str
+  sample: /srv/models/qwen/qwen-00001-of-00002.gguf
+corrupt:
+  description: Files set aside by this run or earlier ones, largest first, with what they take on the disk in bytes.
+  returned: always
+  type: list
+  elements: dict
+  sample: [{path: /srv/models/qwen/qwen.gguf.corrupt, size: 49000000000}]
+orphans:
+  description: What other programs' unfinished downloads left beside the files, in the same form. Nobody needs it.
+  returned: when something was fetched or is wrong
+  type: list
+  elements: dict
+notes:
+  description: What else is worth knowing, such as why a file was copied that should have been linked.
+  returned: always
+  type: list
+  elements: str
+bytes_sent:
+  description: Bytes sent from the control node in this run.
+  returned: when a source of the type controller was used
+  type: int
 passed_over:
   description: Faults of sources that failed before another one succeeded, as records like those in RV(faults).
   returned: always
@@ -316,24 +422,45 @@ faults:
 """
 
 import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ansible_collections.volta.llm.plugins.module_utils.arguments import VARIABLES
-from ansible_collections.volta.llm.plugins.module_utils.faults import FaultError
+from ansible_collections.volta.llm.plugins.module_utils.faults import Fault, FaultError, is_fatal
 from ansible_collections.volta.llm.plugins.module_utils.module import VoltaModule
 from ansible_collections.volta.llm.plugins.module_utils.results import finish
-from ansible_collections.volta.llm.plugins.module_utils.transfer.deliver import Delivery, Report, Wanted
+from ansible_collections.volta.llm.plugins.module_utils.transfer.deliver import (
+    Delivery,
+    Report,
+    Wanted,
+    deliver_first,
+)
+from ansible_collections.volta.llm.plugins.module_utils.transfer.disk import Orphan, find_orphans, storage_warning
 from ansible_collections.volta.llm.plugins.module_utils.transfer.engine import Settings
+from ansible_collections.volta.llm.plugins.module_utils.transfer.lockfile import RENEW, read_lock
 from ansible_collections.volta.llm.plugins.module_utils.transfer.request import (
     secrets_in,
-    wanted_files,
+    unproved,
+    wanted_sets,
     with_checksums,
 )
+from ansible_collections.volta.llm.plugins.module_utils.transfer.store import Places
 
+OWN_FILE = {
+    "name": {"type": "str", "required": True},
+    "size": {"type": "int"},
+    "sha256": {"type": "str"},
+}
 SOURCE = {
-    "type": {"type": "str", "choices": ["url", "file", "huggingface", "modelscope"]},
+    "type": {"type": "str", "choices": ["url", "file", "controller", "huggingface", "modelscope", "ollama"]},
     "url": {"type": "str"},
     "file": {"type": "path"},
+    "controller": {"type": "str"},
+    "model": {"type": "str"},
+    "store": {"type": "path"},
+    "token": {"type": "str", "no_log": True},
+    "files": {"type": "list", "elements": "dict", "options": OWN_FILE},
     "repo": {"type": "str"},
     "revision": {"type": "str"},
     "path": {"type": "str"},
@@ -381,9 +508,15 @@ def summary(dest: str, wanted: list[Wanted], report: Report, seconds: float) -> 
         "waited": report.waited,
         "changed": any(entry["changed"] for entry in files),
         "duration_s": round(seconds, 3),
+        "first": next((entry["dest"] for entry in files if entry["verified"]), None),
+        "notes": report.notes,
         "passed_over": [fault.as_dict() for fault in report.passed_over],
         "files": files,
     }
+
+
+def shown(orphans: list[Orphan]) -> list[dict]:
+    return [{"path": str(orphan.path), "size": orphan.size} for orphan in orphans]
 
 
 def main() -> None:
@@ -393,6 +526,9 @@ def main() -> None:
             "url": {"type": "str"},
             "sources": {"type": "list", "elements": "dict", "options": SOURCE},
             "files": {"type": "list", "elements": "dict", "options": FILE},
+            "lock": {"type": "dict"},
+            "allow_unverified": {"type": "bool", "default": True},
+            "unreachable_hosts": {"type": "list", "elements": "str", "default": []},
             "sha256": {"type": "str"},
             "size": {"type": "int"},
             "checksums": {"type": "str"},
@@ -404,6 +540,8 @@ def main() -> None:
             "retries": {"type": "int", "default": 5},
             "ca_path": {"type": "path"},
             "verify": {"type": "str", "choices": ["stamp", "full"], "default": "stamp"},
+            "refetch": {"type": "bool", "default": True},
+            "remove_corrupt": {"type": "bool", "default": False},
             "progress_file": {"type": "path", "no_log": False},
             "job_file": {"type": "path"},
             **VARIABLES,
@@ -415,9 +553,6 @@ def main() -> None:
     module.no_log_values.update(secrets_in(module.params))
     begun = time.monotonic()
     params = module.params
-    wanted, faults = wanted_files(params)
-    if faults:
-        finish(module, faults)
     settings = Settings(
         connections=max(1, min(32, params["connections"])),
         timeout=params["timeout"],
@@ -425,15 +560,24 @@ def main() -> None:
         retries=params["retries"],
         headers={},
         ca_path=params["ca_path"],
+        unreachable=tuple(host.strip().lower().rstrip(".") for host in params["unreachable_hosts"]),
     )
-
-    if params["checksums"]:
-        try:
-            wanted, faults = with_checksums(wanted, params["checksums"], settings, params["headers"] or {})
-        except FaultError as exc:
-            faults = [exc.fault]
+    try:
+        sets, faults = wanted_sets(params, read_lock(params["lock"]) if params["lock"] else None)
         if faults:
             finish(module, faults)
+        if params["checksums"]:
+            checked = [
+                with_checksums(wanted, params["checksums"], settings, params["headers"] or {}) for wanted in sets
+            ]
+            sets = [wanted for wanted, _ in checked]
+            faults = [fault for _, found in checked for fault in found]
+    except FaultError as exc:
+        faults = [exc.fault]
+    if not faults and not params["allow_unverified"]:
+        faults = [fault for wanted in sets for fault in unproved(wanted, bool(params["variable_prefix"]))]
+    if faults:
+        finish(module, faults)
 
     def prepare(path: Path) -> None:
         arguments = module.load_file_common_arguments(params, path=str(path))
@@ -442,17 +586,55 @@ def main() -> None:
             arguments["mode"] = None
         module.set_fs_attributes_if_different(arguments, False)
 
-    delivery = Delivery(wanted, settings, params["verify"] == "full", params["progress_file"], prepare)
+    made: list[Delivery] = []
+
+    def make(wanted: Sequence[Wanted], make_room: Callable[[], None]) -> Delivery:
+        made.append(
+            Delivery(
+                wanted,
+                settings,
+                params["verify"] == "full",
+                params["progress_file"],
+                prepare,
+                params["refetch"],
+                make_room,
+            )
+        )
+        return made[-1]
+
     try:
-        report = delivery.predict() if module.check_mode else delivery.run()
+        wanted, report = deliver_first(sets, make, module.check_mode)
     except FaultError as exc:
-        report = delivery.report
+        report = made[-1].report
+        wanted = next(files for files in sets if [item.dest for item in files] == [out.dest for out in report.files])
         report.faults.insert(0, exc.fault)
-    results = summary(params["dest"], wanted, report, time.monotonic() - begun)
-    for item in wanted:
-        if item.dest.exists():
-            arguments = module.load_file_common_arguments(params, path=str(item.dest))
-            results["changed"] = module.set_fs_attributes_if_different(arguments, results["changed"])
+    results = summary(params["dest"], list(wanted), report, time.monotonic() - begun)
+    present = [item.dest for item in wanted if item.dest.exists()]
+    for dest in present:
+        if dest.stat().st_nlink > 1:
+            # The same file as a store's own: its owner and mode are the store's.
+            continue
+        arguments = module.load_file_common_arguments(params, path=str(dest))
+        results["changed"] = module.set_fs_attributes_if_different(arguments, results["changed"])
+    failed = [fault for fault in report.faults if is_fatal(fault)]
+    set_aside = [place for item in wanted if (place := Places(item.dest).corrupt).exists()]
+    if params["remove_corrupt"] and set_aside and not failed:
+        if not module.check_mode:
+            for place in set_aside:
+                place.unlink()
+            set_aside = []
+        results["changed"] = True
+    results["corrupt"] = shown(sorted((Orphan(p, p.stat().st_blocks * 512) for p in set_aside), key=lambda o: -o.size))
+    if results["bytes_fetched"] or failed:
+        folders = {item.dest.parent for item in wanted}
+        results["orphans"] = shown([found for found in find_orphans(folders) if found.path not in set_aside])
+    if present and not failed and results["size"]:
+        largest = max(present, key=lambda dest: dest.stat().st_size)
+        may_measure = not module.check_mode and (bool(results["changed"]) or params["verify"] == "full")
+        slow = storage_warning(largest.parent, largest, results["size"], may_measure)
+        report.faults += [slow] if slow is not None else []
+    if params["lock"]:
+        report.faults = [of_lock(fault) for fault in report.faults]
     if module._diff and results["changed"]:
         changed = [entry for entry in results["files"] if entry["changed"]]
         results["diff"] = {
@@ -460,6 +642,13 @@ def main() -> None:
             "after": "".join(f"{entry['dest']}  {entry['sha256'] or 'to be fetched'}\n" for entry in changed),
         }
     finish(module, report.faults, **results)
+
+
+def of_lock(fault: Fault) -> Fault:
+    """A mismatch with the words of one whose values stand in the lock."""
+    if fault.code not in ("hash_mismatch", "size_mismatch"):
+        return fault
+    return replace(fault, remedy=f"{fault.remedy} The expected values are those of the lock file. {RENEW}")
 
 
 if __name__ == "__main__":

@@ -90,6 +90,30 @@ CATALOGUE = Catalogue(
             "no SHA-256 for model.gguf",
         ),
         FaultKind(
+            "file_corrupt",
+            "error",
+            "A file that was verified has other bytes now, and fetching it again is not allowed.",
+            "/srv/models/a.gguf: SHA-256 is 9f86..., it was e3b0... when it was verified",
+        ),
+        FaultKind(
+            "lock_invalid",
+            "critical",
+            "The lock file of a model is not what the playbook writes.",
+            "files[2] has no name",
+        ),
+        FaultKind(
+            "lock_mismatch",
+            "critical",
+            "What is asked for is not what the lock file says; nothing was fetched.",
+            "model.gguf: the lock has SHA-256 9f86..., asked for is e3b0...",
+        ),
+        FaultKind(
+            "not_locked",
+            "critical",
+            "Neither settings nor lock file have a SHA-256 for a file, and files that nothing proves are not allowed.",
+            "no SHA-256 for model.gguf",
+        ),
+        FaultKind(
             "file_missing",
             "error",
             "The file is not there and no source is given.",
@@ -100,6 +124,12 @@ CATALOGUE = Catalogue(
             "warning",
             "No SHA-256 is known for the file: only its size, or nothing, was checked.",
             "no SHA-256 given: only the size was checked",
+        ),
+        FaultKind(
+            "slow_storage",
+            "warning",
+            "The files lie on a rotating disk or a network file system: loading the model takes long.",
+            "/srv/models lies on a rotating disk (/dev/sda); it reads 160 MB/s, so 111 GB take about 12 min to load",
         ),
     ],
 )

@@ -4,47 +4,57 @@
 
 A set is what belongs together (the shards of a model). Sources are tried in order, each for the whole set: when one
 fails, the next takes over. Files whose SHA-256 is known are put in place one by one; where none is known, only when all
-of them came from one source.
+of them came from one source. Sources with other files than the others make sets of their own (``deliver_first``).
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from ..faults import Fault, FaultError
+from ..faults import Fault, FaultError, is_fatal
 from ..files import sync_folder
 from ..gguf.reader import check_data, read_header
 from ..gguf.source import FileSource
 from ..progress import ProgressWriter, read_progress
 from .catalogue import fault
+from .disk import find_orphans
 from .engine import SNIFF, Fetched, Settings, SourceFailed, Transfer, discard
+from .http import host_of
+from .local import add_range, append_file, cut_off, link_file, share_blocks
 from .sniff import sniff
 from .sources import Source, from_api, from_hops
-from .store import Lock, Places, Stamp, read_stamp, remove
+from .store import Lock, PartPlaces, Places, Stamp, read_stamp, remove
 
 MIB = 1 << 20
 _CHECKED = {"source": "only the one that the source itself names was checked", "size": "only its size was checked"}
 EMPTY_SHA256 = hashlib.sha256().hexdigest()
-#: linux/fs.h: share the blocks of another file, where the file system can.
-_FICLONE = 0x40049409
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """One file: where it goes, what it must be (null: not known), where it can come from, in order."""
+    """One file: where it goes, what it must be (null: not known), where it can come from, in order.
+
+    ``parts`` are the raw parts it is joined from, each under its own name at the sources; empty for a file in one
+    piece.
+    """
 
     dest: Path
     size: int | None = None
     sha256: str | None = None
     sources: tuple[Source, ...] = ()
+    parts: tuple[Wanted, ...] = ()
+
+
+def proved_by_hash(item: Wanted) -> bool:
+    """Whether a SHA-256 is known for all of the file: for the whole, or for each of its parts."""
+    return item.sha256 is not None or (bool(item.parts) and all(part.sha256 is not None for part in item.parts))
 
 
 @dataclass
@@ -66,12 +76,13 @@ class Delivered:
     set_aside: str | None = None
     right: bool = False
     by_source: bool = False
+    linked: bool = False
 
     def verified(self, wanted: Wanted) -> str | None:
         """Null when the file is not there or not right."""
         if not self.right:
             return None
-        if wanted.sha256:
+        if proved_by_hash(wanted):
             return "sha256"
         if self.by_source:
             return "source"
@@ -80,12 +91,15 @@ class Delivered:
 
 @dataclass
 class Report:
-    """The outcome for a set. ``passed_over`` are the faults of sources that failed before another one did it."""
+    """The outcome for a set. ``passed_over`` are the faults of sources that failed before another one did it, ``notes``
+    what else is worth saying.
+    """
 
     files: list[Delivered] = field(default_factory=list)
     passed_over: list[Fault] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
     waited: bool = False
+    notes: list[str] = field(default_factory=list)
 
 
 class Progress:
@@ -96,15 +110,22 @@ class Progress:
         if shared is not None:
             self._writers.append(ProgressWriter(str(shared), "bytes"))
         self.before = 0
+        self.base = 0
         self.total: int | None = None
         self.subject = ""
+        self.place = ""
         self.phase = ""
 
     def update(self, done: int, total: int | None = None, force: bool = False) -> None:
         """``done`` bytes of the file at hand; ``total`` its size, used where the set's is not known."""
         whole = self.total if self.total is not None else (None if total is None else self.before + total)
+        subject = self.subject
+        if self.place:
+            # Of several: which one, and how far it is itself.
+            share = f", {100 * done // total} %" if total else ""
+            subject += f" ({self.place}{share})"
         for writer in self._writers:
-            writer.update(self.phase, self.before + done, whole, self.subject, force=force)
+            writer.update(self.phase, self.before + self.base + done, whole, subject, force=force)
 
     def waiting(self, text: str) -> None:
         """Show what the run that has the lock reports."""
@@ -117,7 +138,12 @@ class Progress:
 
 
 class Delivery:
-    """Delivers one set. ``prepare`` is called with each file before it gets its name (owner, group, mode)."""
+    """Delivers one set.
+
+    ``full`` hashes what is there again. ``prepare`` is called with each file before it gets its name (owner, group,
+    mode). Without ``refetch`` a file that was verified and is wrong now is a fault. ``make_room`` is called when the
+    disk is too small, and may free some of it.
+    """
 
     def __init__(
         self,
@@ -126,7 +152,11 @@ class Delivery:
         full: bool = False,
         progress_file: str | None = None,
         prepare: Callable[[Path], None] = lambda path: None,
+        refetch: bool = True,
+        make_room: Callable[[], None] = lambda: None,
     ) -> None:
+        self._refetch = refetch
+        self._make_room = make_room
         self._wanted = list(wanted)
         self._settings = settings
         self._full = full
@@ -144,7 +174,7 @@ class Delivery:
             if stamp is None:
                 return False
             outcome.size, outcome.sha256, outcome.source = stamp.size, stamp.sha256, stamp.source or None
-            outcome.right = True
+            outcome.right, outcome.by_source = True, stamp.proved == "source"
         return True
 
     def predict(self) -> Report:
@@ -154,7 +184,7 @@ class Delivery:
                 if self._full or self._proof(item) is None:
                     digest = _hash_file(item.dest) if _size_of(item.dest) is not None else None
                     outcome.sha256, outcome.size = digest, _size_of(item.dest)
-                    outcome.right = digest is not None and _right(item, outcome.size, digest)
+                    outcome.right = digest is not None and _right(self._known(item), outcome.size, digest)
                     outcome.changed = not outcome.right
                 else:
                     outcome.right = True
@@ -171,6 +201,14 @@ class Delivery:
             return None
         return stamp
 
+    @staticmethod
+    def _known(item: Wanted) -> Wanted:
+        """The same with the hash that it had when it was verified, where no other is known."""
+        if item.sha256:
+            return item
+        stamp = read_stamp(Places(item.dest).stamp)
+        return item if stamp is None else replace(item, sha256=stamp.sha256)
+
     def _pending(self) -> Iterator[tuple[Wanted, Delivered]]:
         return zip(self._wanted, self.report.files, strict=True)
 
@@ -185,15 +223,33 @@ class Delivery:
             if not self._full and self.proved():
                 return self._finish()
             missing = self._verify_present()
-            if missing:
-                self._check_space(missing)
+            if missing and not self._kept_corrupt(missing):
                 self._fetch_all(missing)
         return self._finish()
+
+    def _kept_corrupt(self, missing: list[int]) -> bool:
+        """Whether files are wrong that must not be fetched again; each is a fault then."""
+        if self._refetch:
+            return False
+        for index in missing:
+            item, outcome = self._wanted[index], self.report.files[index]
+            stamp = read_stamp(Places(item.dest).stamp)
+            if stamp is None or outcome.sha256 is None:
+                continue
+            self.report.faults.append(
+                fault(
+                    "file_corrupt",
+                    str(item.dest),
+                    f"its SHA-256 is {outcome.sha256}, it was {stamp.sha256} when it was verified",
+                    "Check the disk (smartctl, dmesg), then allow `refetch`: the file is set aside and fetched again.",
+                )
+            )
+        return bool(self.report.faults)
 
     def _finish(self) -> Report:
         failed = bool(self.report.faults)
         for item, outcome in self._pending():
-            if not item.sha256 and not failed:
+            if not proved_by_hash(item) and not failed:
                 self.report.faults.append(
                     fault(
                         "unverified",
@@ -265,7 +321,7 @@ class Delivery:
             stamp = None if self._full else self._proof(item)
             if stamp is not None:
                 outcome.size, outcome.sha256, outcome.source = stamp.size, stamp.sha256, stamp.source or None
-                outcome.right = True
+                outcome.right, outcome.by_source = True, stamp.proved == "source"
             elif _size_of(item.dest) is None or (item.size is not None and _size_of(item.dest) != item.size):
                 missing.append(index)
             else:
@@ -274,12 +330,15 @@ class Delivery:
             item, outcome = self._wanted[index], self.report.files[index]
             stat = item.dest.stat()
             outcome.size, outcome.sha256 = stat.st_size, digest
-            wrong = _fault_within(item.dest, item.dest.name, str(item.dest), item.sha256)
-            if _right(item, stat.st_size, digest) and (item.sha256 or wrong is None):
+            known = self._known(item)
+            wrong = _fault_within(item.dest, item.dest.name, str(item.dest), known.sha256)
+            if _right(known, stat.st_size, digest) and (known.sha256 or wrong is None):
                 stamp = read_stamp(Places(item.dest).stamp)
-                outcome.source = stamp.source or None if stamp is not None and stamp.sha256 == digest else None
+                same = stamp is not None and stamp.sha256 == digest
+                outcome.source = stamp.source or None if stamp is not None and same else None
                 outcome.right = True
-                Stamp.of(stat, digest, outcome.source or "").write(Places(item.dest).stamp)
+                outcome.by_source = stamp is not None and same and stamp.proved == "source"
+                Stamp.of(stat, digest, outcome.source or "", _proved(item, outcome)).write(Places(item.dest).stamp)
             else:
                 missing.append(index)
         return sorted(missing)
@@ -304,36 +363,45 @@ class Delivery:
             digests = pool.map(lambda index: _hash_file(self._wanted[index].dest, note), indices)
             yield from zip(indices, digests, strict=True)
 
-    def _check_space(self, missing: list[int]) -> None:
+    def _check_space(self, number: int, missing: list[int]) -> None:
         """Room for what is still missing, with a margin, on the file system it goes to."""
         by_device: dict[int, tuple[Path, int]] = {}
         for index in missing:
             item = self._wanted[index]
-            if item.size is None:
+            source = item.sources[number] if number < len(item.sources) else Source()
+            size = item.size if item.size is not None else source.size
+            if size is None or _needs_no_room(source, item.dest.parent):
                 continue
             there = 0
             part = Places(item.dest).part
             if part.exists():
-                there = min(part.stat().st_blocks * 512, item.size)
+                there = min(part.stat().st_blocks * 512, size)
             folder = item.dest.parent
             device = folder.stat().st_dev
             path, needed = by_device.get(device, (folder, 0))
-            by_device[device] = (path, needed + item.size - there)
+            by_device[device] = (path, needed + size - there)
         for folder, needed in by_device.values():
             margin = min(1024 * MIB, max(16 * MIB, needed // 100)) if needed else 0
-            free = _free(folder)
-            if free < needed + margin:
+            if _free(folder) < needed + margin:
                 # What was refused by its hash was kept only in case the hash was the mistake.
                 for index in missing:
                     remove(Places(self._wanted[index].dest).rejected)
-                free = _free(folder)
+                self._make_room()
+            free = _free(folder)
             if free < needed + margin:
+                orphans = [orphan for orphan in find_orphans([folder]) if orphan.size]
+                remedy = "Make room on that file system or choose another folder. Nothing was fetched."
+                if orphans:
+                    held = sum(orphan.size for orphan in orphans)
+                    remedy += f" Left of earlier downloads, and needed by nobody ({_gb(held)}): " + ", ".join(
+                        str(orphan.path) for orphan in orphans[:5]
+                    )
                 raise FaultError(
                     fault(
                         "disk_full",
                         str(folder),
                         f"{_gb(needed)} are missing (and {_gb(margin)} of margin), {_gb(free)} are free",
-                        "Make room on that file system or choose another folder. Nothing was fetched.",
+                        remedy,
                     )
                 )
 
@@ -376,8 +444,7 @@ class Delivery:
 
     def _fetch_from(self, number: int, left: list[int]) -> None:
         """Fetch the files from one source. Those without a known hash get their names only when all have come."""
-        held: list[tuple[int, Fetched, str]] = []
-        for position, index in enumerate(left):
+        for index in left:
             item = self._wanted[index]
             if number >= len(item.sources):
                 raise SourceFailed(
@@ -388,45 +455,49 @@ class Delivery:
                         "Give every file of a set the same number of sources.",
                     )
                 )
+            problem = item.sources[number].problem
+            if problem is not None:
+                raise SourceFailed(problem)
+        self._check_space(number, left)
+        held: list[tuple[int, Fetched, Path]] = []
+        progress = self._progress
+        for position, index in enumerate(left):
+            item = self._wanted[index]
             source = item.sources[number]
-            self._progress.phase = ""
-            self._progress.subject = item.dest.name + (f" ({position + 1} of {len(left)})" if len(left) > 1 else "")
-            fetched = self._fetch_one(item, source, self.report.files[index])
-            if item.sha256:
-                self._place(index, fetched, source)
+            progress.base = 0
+            progress.phase = f"from {host_of(source.url) if source.url else source.label}"
+            progress.subject = item.dest.name
+            progress.place = f"{position + 1} of {len(left)}" if len(left) > 1 else ""
+            if item.parts:
+                fetched, ready = self._fetch_joined(item, number, self.report.files[index])
             else:
-                held.append((index, fetched, source.label))
-            self._progress.before += fetched.size
-        for index, fetched, _ in held:
-            self._place(index, fetched, self._wanted[index].sources[number])
+                fetched, ready = self._fetch_one(item, source, self.report.files[index])
+            if proved_by_hash(item):
+                self._place(index, fetched, source, ready)
+            else:
+                held.append((index, fetched, ready))
+            progress.before += fetched.size
+        for index, fetched, ready in held:
+            self._place(index, fetched, self._wanted[index].sources[number], ready)
 
-    def _fetch_one(self, item: Wanted, source: Source, outcome: Delivered) -> Fetched:
-        """A whole and right ``.part``."""
+    def _fetch_one(self, item: Wanted, source: Source, outcome: Delivered) -> tuple[Fetched, Path]:
+        """A whole and right file, and where it lies ready to get its name."""
         places = Places(item.dest)
-        # What the source's own metadata promise holds as well, but what the operator gave comes first.
-        expected = replace(
-            item,
-            size=item.size if item.size is not None else source.size,
-            sha256=item.sha256 or source.sha256,
-        )
+        expected = _expected(item, source)
         for attempt in (1, 2):
-            if source.path is not None:
+            ready = places.part
+            if source.path is not None and source.use != "copy":
+                fetched, ready = self._take_over(places, source, expected, outcome)
+            elif source.path is not None:
                 fetched = self._copy(places, source, expected)
             else:
-                settings = replace(self._settings, headers={**self._settings.headers, **source.headers})
-                transfer = Transfer(
-                    source.url or "", places, expected.size, expected.sha256, settings, self._progress.update
-                )
-                try:
-                    fetched = transfer.run()
-                finally:
-                    outcome.fetched += transfer.fetched
+                fetched = self._transfer(places, source, expected, outcome)
                 expected = self._learn(expected, source, fetched)
             if expected.sha256 in (None, fetched.sha256):
-                wrong = _fault_within(places.part, item.dest.name, source.label, expected.sha256)
+                wrong = _fault_within(ready, item.dest.name, source.label, expected.sha256)
                 if wrong is None:
                     outcome.by_source = expected.sha256 is not None and item.sha256 is None
-                    return fetched
+                    return fetched, ready
                 discard(places)
                 raise SourceFailed(wrong)
             if fetched.resumed_from and attempt == 1:
@@ -434,27 +505,138 @@ class Delivery:
                 discard(places)
                 continue
             break
-        self._reject(places, fetched, source)
-        raise SourceFailed(
-            fault(
-                "hash_mismatch",
-                source.label,
-                f"{item.dest.name}: its SHA-256 is {fetched.sha256}, expected {expected.sha256}"
-                + (" (that of an empty file)" if expected.sha256 == EMPTY_SHA256 else ""),
-                "Compare the expected value with the publisher's. If it is right, the source has another file: name "
-                "another source. What came is kept aside and taken without a new download once the hash is corrected.",
-            )
-        )
+        kept = ready == places.part
+        if kept:
+            self._reject(places, fetched, source)
+        elif source.use == "move":
+            remove(ready)
+        else:
+            remove(places.linked)
+        raise SourceFailed(_another_hash(source, item.dest.name, fetched.sha256, expected.sha256, kept))
 
-    def _learn(self, expected: Wanted, source: Source, fetched: Fetched) -> Wanted:
+    def _transfer(self, places: Places, source: Source, expected: Wanted, outcome: Delivered, base: int = 0) -> Fetched:
+        settings = replace(self._settings, headers={**self._settings.headers, **source.headers})
+        transfer = Transfer(
+            source.url or "", places, expected.size, expected.sha256, settings, self._progress.update, base
+        )
+        try:
+            return transfer.run()
+        finally:
+            outcome.fetched += transfer.fetched
+
+    def _fetch_joined(self, item: Wanted, number: int, outcome: Delivered) -> tuple[Fetched, Path]:
+        """Raw parts one after the other into one file, each proved by its own hash, the sum by that of the whole.
+
+        The whole is hashed part by part behind the transfer, from memory as a rule.
+        """
+        whole = Places(item.dest)
+        digest = hashlib.sha256()
+        base = resumed = 0
+        by_source = True
+        label = item.sources[number].label
+        with ThreadPoolExecutor(1) as pool:
+            hashing: list[Future[None]] = []
+            for part in item.parts:
+                source = part.sources[number]
+                places = PartPlaces(part.dest, whole)
+                self._progress.base = base
+                expected = _expected(part, source)
+                for attempt in (1, 2):
+                    if source.path is not None:
+                        fetched = append_file(source, whole.part, base, expected.size, self._progress.update)
+                    else:
+                        fetched = self._transfer(places, source, expected, outcome, base)
+                        expected = self._learn(expected, source, fetched, places)
+                    if expected.sha256 in (None, fetched.sha256):
+                        break
+                    cut_off(whole.part, base)
+                    remove(places.state)
+                    if not (fetched.resumed_from and attempt == 1):
+                        raise SourceFailed(
+                            _another_hash(source, part.dest.name, fetched.sha256, expected.sha256, False)
+                        )
+                by_source = by_source and expected.sha256 is not None
+                hashing.append(pool.submit(add_range, digest, whole.part, base, fetched.size))
+                base += fetched.size
+                resumed += fetched.resumed_from
+            cut_off(whole.part, base)
+            for task in hashing:
+                task.result()
+        sha256 = digest.hexdigest()
+        problem = None
+        if item.size not in (None, base):
+            problem = fault(
+                "size_mismatch",
+                label,
+                f"the parts of {item.dest.name} have {base} bytes together, expected {item.size}",
+                "A part is missing at the end, or belongs to another revision: list all parts of the file.",
+            )
+        elif item.sha256 not in (None, sha256):
+            problem = _another_hash(item.sources[number], item.dest.name, sha256, item.sha256, False)
+        else:
+            problem = _fault_within(whole.part, item.dest.name, label, item.sha256)
+        if problem is not None:
+            self._discard_parts(item)
+            raise SourceFailed(problem)
+        outcome.by_source = by_source and not proved_by_hash(item)
+        return Fetched(base, sha256, outcome.fetched, resumed, {}), whole.part
+
+    @staticmethod
+    def _discard_parts(item: Wanted) -> None:
+        whole = Places(item.dest)
+        discard(whole)
+        remove(*(PartPlaces(part.dest, whole).state for part in item.parts))
+
+    def _take_over(self, places: Places, source: Source, expected: Wanted, outcome: Delivered) -> tuple[Fetched, Path]:
+        """A local file that need not be copied: hashed where it is, then linked or moved.
+
+        Never over ``.part``: a transfer writes there, and a linked file's bytes are the store's.
+        """
+        path = Path(source.path or "")
+        try:
+            size = path.stat().st_size
+            if expected.size is not None and size != expected.size:
+                raise SourceFailed(
+                    fault(
+                        "size_mismatch",
+                        source.label,
+                        f"the file has {size} bytes, expected {expected.size}",
+                        "An unfinished or damaged file: complete it where it comes from, or name another source.",
+                    )
+                )
+            done = 0
+
+            def note(count: int) -> None:
+                nonlocal done
+                done += count
+                self._progress.update(done, size)
+
+            sha256 = _hash_file(path, note)
+        except OSError as exc:
+            raise SourceFailed(
+                fault("source_missing", source.label, f"cannot be read: {exc.strerror}", "Check path and permissions.")
+            ) from exc
+        fetched = Fetched(size, sha256, 0, 0, {})
+        if source.use == "move" or expected.sha256 not in (None, sha256):
+            return fetched, path
+        how = link_file(path, places.linked)
+        if how == "copy":
+            self.report.notes.append(
+                f"{places.dest} was copied: {path} is on another file system, which no link can cross"
+            )
+            return self._copy(places, source, expected), places.part
+        outcome.linked = how == "link"
+        return fetched, places.linked
+
+    def _learn(self, expected: Wanted, source: Source, fetched: Fetched, places: Places | None = None) -> Wanted:
         """The hub's own hash, where no other is known."""
         if expected.sha256 or source.kind == "url":
             return expected
         size, sha256 = from_hops(fetched.hops)
         if sha256 is None:
-            size, sha256 = from_api(source, self._settings.timeout, self._settings.ca_path)
+            size, sha256 = from_api(source, self._settings)
         if size is not None and size != fetched.size:
-            discard(Places(expected.dest))
+            discard(places or Places(expected.dest))
             raise SourceFailed(
                 fault(
                     "size_mismatch",
@@ -488,7 +670,7 @@ class Delivery:
                 remove(places.state)
                 with places.part.open("wb", buffering=0) as part:
                     os.fchmod(part.fileno(), 0o600)
-                    shared = _share_blocks(origin.fileno(), part.fileno())
+                    shared = share_blocks(origin.fileno(), part.fileno())
                     buffer = memoryview(bytearray(4 * MIB))
                     while count := origin.readinto(buffer):
                         digest.update(buffer[:count])
@@ -514,17 +696,18 @@ class Delivery:
 
     # -- places -----------------------------------------------------------------------------------------------------
 
-    def _place(self, index: int, fetched: Fetched, source: Source) -> None:
+    def _place(self, index: int, fetched: Fetched, source: Source, ready: Path) -> None:
         """Give the verified part its name; the stamp first, so that a kill in between costs nothing."""
         item, outcome = self._wanted[index], self.report.files[index]
         places = Places(item.dest)
         try:
-            places.part.chmod(0o644)
-            self._prepare(places.part)
+            if not outcome.linked:
+                ready.chmod(0o644)
+                self._prepare(ready)
             outcome.set_aside = self._set_aside(places, item)
-            stat = places.part.stat()
-            Stamp.of(stat, fetched.sha256, source.label).write(places.stamp)
-            places.part.replace(item.dest)
+            stat = ready.stat()
+            Stamp.of(stat, fetched.sha256, source.label, _proved(item, outcome)).write(places.stamp)
+            ready.replace(item.dest)
             sync_folder(item.dest.parent)
         except OSError as exc:
             raise FaultError(
@@ -535,7 +718,10 @@ class Delivery:
                     "Correct the cause and run again: nothing has to be fetched again.",
                 )
             ) from exc
-        remove(places.state, places.rejected)
+        remove(places.state, places.rejected, places.linked)
+        remove(*(PartPlaces(part.dest, places).state for part in item.parts))
+        if ready != places.part:
+            discard(places)
         outcome.size, outcome.sha256, outcome.source = fetched.size, fetched.sha256, source.label
         outcome.resumed_from, outcome.changed, outcome.right = fetched.resumed_from, True, True
 
@@ -574,8 +760,88 @@ class Delivery:
         places.rejected.replace(places.part)
         remove(record)
         source = Source(path=stamp.source)
-        self._place(index, Fetched(stamp.size, stamp.sha256, 0, stamp.size, {}), source)
+        self._place(index, Fetched(stamp.size, stamp.sha256, 0, stamp.size, {}), source, places.part)
         return True
+
+
+def deliver_first(
+    sets: Sequence[Sequence[Wanted]], make: Callable[[Sequence[Wanted], Callable[[], None]], Delivery], check: bool
+) -> tuple[Sequence[Wanted], Report]:
+    """Deliver the first set that can be had whole; what was delivered and how it went. FaultError as Delivery.run.
+
+    A set that is there is taken whatever its place in the order. What a set that was given up has left is kept for the
+    next run until another set is there, or the disk is too small for both.
+    """
+    given_up: list[tuple[Sequence[Wanted], Report]] = []
+
+    def make_room() -> None:
+        for wanted, report in given_up:
+            _forget(wanted, report, ())
+
+    if len(sets) > 1:
+        for wanted in sets:
+            delivery = make(wanted, make_room)
+            if delivery.proved():
+                return wanted, delivery.predict() if check else delivery.run()
+    for wanted in sets:
+        delivery = make(wanted, make_room)
+        report = delivery.predict() if check else delivery.run()
+        if not [fault for fault in report.faults if is_fatal(fault)]:
+            kept = {item.dest for item in wanted}
+            for other, earlier in given_up:
+                report.passed_over = earlier.faults + report.passed_over
+                if not check:
+                    _forget(other, earlier, kept)
+            return wanted, report
+        given_up.append((wanted, report))
+    wanted, report = given_up[0]
+    report.faults = [fault for _, earlier in given_up for fault in earlier.faults]
+    return wanted, report
+
+
+def _forget(wanted: Sequence[Wanted], report: Report, kept: Collection[Path]) -> None:
+    """Remove what this run fetched of a set that was given up: parts, and files that another set has no use for."""
+    for item, outcome in zip(wanted, report.files, strict=True):
+        if item.dest in kept:
+            continue
+        Delivery._discard_parts(item)
+        if outcome.changed:
+            remove(item.dest, Places(item.dest).stamp)
+
+
+def _expected(item: Wanted, source: Source) -> Wanted:
+    """What the source's own metadata promise holds as well, but what the operator gave comes first."""
+    return replace(
+        item,
+        size=item.size if item.size is not None else source.size,
+        sha256=item.sha256 or source.sha256,
+    )
+
+
+def _proved(item: Wanted, outcome: Delivered) -> str:
+    return "sha256" if proved_by_hash(item) else ("source" if outcome.by_source else "")
+
+
+def _needs_no_room(source: Source, folder: Path) -> bool:
+    """Whether the file only gets another name: one that is moved, or linked on the same file system."""
+    if source.path is None or source.use == "copy":
+        return False
+    try:
+        return Path(source.path).stat().st_dev == folder.stat().st_dev
+    except OSError:
+        return False
+
+
+def _another_hash(source: Source, name: str, sha256: str, expected: str | None, kept: bool) -> Fault:
+    return fault(
+        "hash_mismatch",
+        source.label,
+        f"{name}: its SHA-256 is {sha256}, expected {expected}"
+        + (" (that of an empty file)" if expected == EMPTY_SHA256 else ""),
+        "Compare the expected value with the publisher's. If it is right, the source has another file: name "
+        "another source."
+        + (" What came is kept aside and taken without a new download once the hash is corrected." if kept else ""),
+    )
 
 
 def _right(item: Wanted, size: int | None, sha256: str | None) -> bool:
@@ -620,14 +886,6 @@ def _hash_file(path: Path, note: Callable[[int], None] = lambda count: None) -> 
             digest.update(buffer[:count])
             note(count)
     return digest.hexdigest()
-
-
-def _share_blocks(origin: int, target: int) -> bool:
-    try:
-        fcntl.ioctl(target, _FICLONE, origin)
-    except OSError:
-        return False
-    return True
 
 
 def _free(folder: Path) -> int:

@@ -5,51 +5,140 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from ..faults import Fault
+from ..gguf.shards import shard_name
 from .catalogue import fault
 from .checksums import checksum_for
-from .deliver import Wanted
+from .deliver import Wanted, proved_by_hash
 from .engine import Settings
 from .http import redact
-from .sources import Source, check_url, read_checksum_file, source_of
-
-SHARD = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
+from .lockfile import Lock, check_against
+from .ollama_store import manifest_path
+from .raw_parts import RawPart, missing_parts, raw_part
+from .sources import HUBS, Source, check_url, kind_of, read_checksum_file, source_id, source_of
+from .store import Places
 
 
 def wanted_files(params: Mapping[str, Any]) -> tuple[list[Wanted], list[Fault]]:
-    """The files, and what is wrong with the options (then nothing should be done)."""
+    """The files of the first set, and what is wrong with the options (then nothing should be done)."""
+    sets, faults = wanted_sets(params)
+    return (sets[0] if sets else []), faults
+
+
+def wanted_sets(params: Mapping[str, Any], lock: Lock | None = None) -> tuple[list[list[Wanted]], list[Fault]]:
+    """The sets that would do, in order of preference; one delivered whole is enough. And what is wrong.
+
+    All sources that have the same files make one set. A source has files of its own where its entry lists them, or
+    where the lock says that it has other bytes.
+    """
     faults: list[Fault] = []
     dest = Path(params["dest"])
-    entries = params.get("files")
+    single = not params.get("files")
     headers = {str(key): str(value) for key, value in (params.get("headers") or {}).items()}
     token = params.get("token")
-    if not entries:
+    if single:
         if dest.is_dir():
             faults.append(_bad("dest", f"{dest} is a folder", "Name the file, or give files[] to fill a folder."))
-        entry = {
-            "name": dest.name,
-            "size": params.get("size"),
-            "sha256": params.get("sha256"),
-            "url": params.get("url"),
-        }
-        return [_wanted(entry, dest, params.get("sources") or [], headers, token, faults)], faults
-    for option in ("url", "size", "sha256"):
-        if params.get(option) is not None:
-            faults.append(_bad(option, "is for a single file", f"With files[], write {option} in each entry."))
-    wanted = []
+        entries: list[dict[str, Any]] = [
+            {
+                "name": dest.name,
+                "size": params.get("size"),
+                "sha256": params.get("sha256"),
+                "url": params.get("url"),
+            }
+        ]
+        folder = dest.parent
+    else:
+        entries, folder = whole_sets(params["files"]), dest
+        for option in ("url", "size", "sha256"):
+            if params.get(option) is not None:
+                faults.append(_bad(option, "is for a single file", f"With files[], write {option} in each entry."))
+    specs = list(params.get("sources") or [])
+    chosen: list[tuple[list[dict[str, Any]], list[Mapping[str, Any] | None]]] = []
+    urls = any(entry.get("url") or entry.get("urls") for entry in entries)
+    for spec in [*([None] if urls or not specs else []), *specs]:
+        own, found = _own_entries(spec, entries, lock)
+        faults += found
+        same = next((group for group in chosen if _same_files(group[0], own)), None)
+        if same is None:
+            chosen.append((own, [spec]))
+        else:
+            same[1].append(spec)
+    sets = []
+    for own, group in chosen:
+        wanted, found = _one_set(own, group, folder, headers, token, lock)
+        sets.append(wanted)
+        # The same mistake in several sets is one mistake.
+        faults += [item for item in found if item not in faults]
+    return sets, list(dict.fromkeys(faults))
+
+
+def whole_sets(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The entries in order, a shard that stands alone for its set replaced by all of it, first shard first."""
+    out: list[dict[str, Any]] = []
+    sets: dict[tuple[str, int], list[Mapping[str, Any]]] = {}
+    for entry in entries:
+        named = shard_name(str(entry["name"]))
+        if named is not None:
+            sets.setdefault((named.stem, named.count), []).append(entry)
+    for entry in entries:
+        named = shard_name(str(entry["name"]))
+        given = sets.get((named.stem, named.count), []) if named is not None else []
+        if named is None or len(given) > 1 or entry.get("url") or entry.get("urls"):
+            out.append(dict(entry))
+            continue
+        out += [dict(entry) if name == entry["name"] else {"name": name} for name in named.all]
+    return out
+
+
+def _own_entries(
+    spec: Mapping[str, Any] | None, entries: list[dict[str, Any]], lock: Lock | None
+) -> tuple[list[dict[str, Any]], list[Fault]]:
+    """What a source's files are: its own list or the common one, with what the lock says."""
+    own = whole_sets(spec["files"]) if spec is not None and spec.get("files") else [dict(entry) for entry in entries]
+    if lock is None:
+        return own, []
+    locked, faults = check_against(lock, spec, own)
+    for entry in own:
+        name = str(entry["name"])
+        holds = (locked.file(name) if locked is not None else None) or lock.any_file(name)
+        if holds is not None:
+            entry["size"] = holds.size if entry.get("size") is None else entry["size"]
+            entry["sha256"] = entry.get("sha256") or holds.sha256
+    return own, faults
+
+
+def _same_files(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> bool:
+    def shown(entries: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
+        return [(entry["name"], entry.get("size"), entry.get("sha256")) for entry in entries]
+
+    return shown(one) == shown(other)
+
+
+def _one_set(
+    entries: Sequence[Mapping[str, Any]],
+    specs: Sequence[Mapping[str, Any] | None],
+    folder: Path,
+    headers: Mapping[str, str],
+    token: str | None,
+    lock: Lock | None,
+) -> tuple[list[Wanted], list[Fault]]:
+    faults: list[Fault] = []
+    wanted: list[Wanted] = []
     for entry in entries:
         name = str(entry["name"])
         if not name or "/" in name or name in (".", "..") or name.endswith(".part"):
             faults.append(_bad(f"files: {name}", "is not a plain file name", "Write the name without a folder."))
             continue
-        wanted.append(_wanted(entry, dest / name, params.get("sources") or [], headers, token, faults))
+        wanted.append(_wanted(entry, folder / name, specs, headers, token, faults, lock))
     faults += _shard_faults([item.dest.name for item in wanted])
+    wanted = _joined(wanted, faults)
     counts = {len(item.sources) for item in wanted}
     if len(counts) > 1:
         faults.append(
@@ -62,27 +151,87 @@ def wanted_files(params: Mapping[str, Any]) -> tuple[list[Wanted], list[Fault]]:
     return wanted, faults
 
 
+def _joined(wanted: list[Wanted], faults: list[Fault]) -> list[Wanted]:
+    """Raw parts put together: one file in place of them, which an entry with the whole's own name can prove."""
+    parts: dict[str, list[tuple[RawPart, Wanted]]] = {}
+    for item in wanted:
+        part = raw_part(item.dest.name)
+        if part is not None:
+            parts.setdefault(part.whole, []).append((part, item))
+    out: list[Wanted] = []
+    for item in wanted:
+        part = raw_part(item.dest.name)
+        if part is None and item.dest.name in parts:
+            continue
+        if part is None:
+            out.append(item)
+            continue
+        if whole := parts.pop(part.whole, []):
+            problem = missing_parts([place for place, _ in whole])
+            if problem:
+                faults.append(_bad(f"files: {part.whole}", problem, "List all parts of the file, in their order."))
+            ordered = [each for _, each in sorted(whole, key=lambda pair: pair[0].number)]
+            stated = next((each for each in wanted if each.dest.name == part.whole), None)
+            sizes = [each.size for each in ordered]
+            total = sum(size for size in sizes if size is not None) if None not in sizes else None
+            if stated is not None and stated.size is not None and total not in (None, stated.size):
+                faults.append(
+                    _bad(
+                        f"files: {part.whole}",
+                        f"has {stated.size} bytes, its parts have {total} together",
+                        "List all parts of the file, and its size right.",
+                    )
+                )
+            out.append(
+                Wanted(
+                    item.dest.with_name(part.whole),
+                    stated.size if stated is not None and stated.size is not None else total,
+                    stated.sha256 if stated is not None else None,
+                    ordered[0].sources,
+                    tuple(ordered),
+                )
+            )
+    return out
+
+
 def with_checksums(
     wanted: list[Wanted], place: str, settings: Settings, headers: Mapping[str, str]
 ) -> tuple[list[Wanted], list[Fault]]:
     """The files with the hashes that a checksum file has for those without one. FaultError: checksum_missing."""
-    if all(item.sha256 for item in wanted):
+    if all(proved_by_hash(item) for item in wanted):
         return wanted, []
     text = read_checksum_file(place, settings, headers)
-    filled, faults = [], []
+    filled = []
     for item in wanted:
-        sha256 = item.sha256 or checksum_for(text, item.dest.name)
-        if sha256 is None:
-            faults.append(
-                fault(
-                    "checksum_missing",
-                    redact(place) if "://" in place else place,
-                    f"has no SHA-256 for {item.dest.name}",
-                    "Check the file's name (the one the publisher uses), or write its sha256.",
-                )
-            )
-        filled.append(replace(item, sha256=sha256))
+        parts = tuple(replace(part, sha256=part.sha256 or checksum_for(text, part.dest.name)) for part in item.parts)
+        filled.append(replace(item, sha256=item.sha256 or checksum_for(text, item.dest.name), parts=parts))
+    faults = [
+        fault(
+            "checksum_missing",
+            redact(place) if "://" in place else place,
+            f"has no SHA-256 for {item.dest.name}",
+            "Check the file's name (the one the publisher uses), or write its sha256.",
+        )
+        for item in filled
+        if not proved_by_hash(item)
+    ]
     return filled, faults
+
+
+def unproved(wanted: Sequence[Wanted], for_role: bool) -> list[Fault]:
+    """A refusal of files for which no hash is known."""
+    names = [item.dest.name for item in wanted if not proved_by_hash(item)]
+    if not names:
+        return []
+    return [
+        fault(
+            "not_locked",
+            "files",
+            f"no SHA-256 for {', '.join(names)}",
+            "Write the values that the publisher states, or let playbooks/model_lock.yml take them from a hub; "
+            + ("`allow_unverified`: true accepts whatever comes." if for_role else "allow_unverified accepts all."),
+        )
+    ]
 
 
 def secrets_in(params: Mapping[str, Any]) -> set[str]:
@@ -104,10 +253,11 @@ def secrets_in(params: Mapping[str, Any]) -> set[str]:
 def _wanted(
     entry: Mapping[str, Any],
     dest: Path,
-    sources: list[Mapping[str, Any]],
+    specs: Sequence[Mapping[str, Any] | None],
     headers: Mapping[str, str],
     token: str | None,
     faults: list[Fault],
+    lock: Lock | None,
 ) -> Wanted:
     subject = dest.name
     sha256 = entry.get("sha256")
@@ -125,28 +275,35 @@ def _wanted(
     if size is not None and size < 0:
         faults.append(_bad(f"{subject}: size", f"is {size}", "Write the size in bytes."))
     urls = [url for url in [entry.get("url"), *(entry.get("urls") or [])] if url]
-    specs: list[Mapping[str, Any]] = [{"url": url} for url in urls] + list(sources)
     made: list[Source] = []
     for spec in specs:
-        problem = _spec_problem(spec)
-        if problem:
-            faults.append(_bad(f"{subject}: source {redact(str(spec.get('url') or spec.get('file') or ''))}", *problem))
-            continue
-        made.append(source_of(spec, dest.name, headers, token))
+        for each in [{"url": url} for url in urls] if spec is None else [spec]:
+            problem = spec_problem(each)
+            if problem:
+                named = redact(str(each.get("url") or each.get("file") or ""))
+                faults.append(_bad(f"{subject}: source {named}", *problem))
+                continue
+            locked = lock.source(source_id(each)) if lock is not None and spec is not None else None
+            there = locked.file(dest.name) if locked is not None else None
+            known = {"path": there.path, "revision": locked.commit} if locked is not None and there is not None else {}
+            made.append(source_of(each, dest.name, headers, token, known, str(Places(dest).incoming)))
     return Wanted(dest, size, sha256, tuple(made))
 
 
-def _spec_problem(spec: Mapping[str, Any]) -> tuple[str, str] | None:
-    kind = spec.get("type") or ("file" if spec.get("file") else "url")
-    needs = {"url": "url", "file": "file"}.get(kind, "repo")
+def spec_problem(spec: Mapping[str, Any]) -> tuple[str, str] | None:
+    """What is wrong with an entry of the option C(sources), and what to write instead; null when nothing is."""
+    kind = kind_of(spec)
+    needs = {"url": "url", "file": "file", "controller": "controller", "ollama": "model"}.get(kind, "repo")
     if not spec.get(needs):
         return f"lacks {needs}", f"A source of type {kind} needs {needs}."
     if kind == "url":
         problem = check_url(str(spec["url"]))
         if problem:
             return problem, "Write an address that begins with http:// or https://."
-    if kind in ("huggingface", "modelscope") and str(spec["repo"]).strip("/").count("/") != 1:
+    if kind in HUBS and str(spec["repo"]).strip("/").count("/") != 1:
         return f"repo is {spec['repo']!r}", "Write owner/name."
+    if kind == "ollama" and manifest_path(str(spec["model"])) is None:
+        return f"model is {spec['model']!r}", "Write the name as `ollama list` shows it, such as qwen3:8b."
     return None
 
 
@@ -154,9 +311,9 @@ def _shard_faults(names: list[str]) -> list[Fault]:
     """Shards of a set that are not named, all at once."""
     sets: dict[tuple[str, int], set[int]] = {}
     for name in names:
-        match = SHARD.match(name)
-        if match:
-            sets.setdefault((match["stem"], int(match["count"])), set()).add(int(match["number"]))
+        shard = shard_name(name)
+        if shard is not None:
+            sets.setdefault((shard.stem, shard.count), set()).add(shard.number)
     faults = []
     for (stem, count), numbers in sets.items():
         missing = sorted(set(range(1, count + 1)) - numbers)

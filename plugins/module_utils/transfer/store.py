@@ -10,6 +10,10 @@ For a destination ``/srv/models/m/a.gguf``::
     /srv/models/m/.volta-transfer/a.gguf.lock           held (flock) by whoever works on it
     /srv/models/m/.volta-transfer/a.gguf.progress.json  that run's progress, for one that waits
     /srv/models/m/.volta-transfer/a.gguf.rejected       whole, but with another SHA-256 than asked for
+    /srv/models/m/.volta-transfer/a.gguf.linked         a hard link to a store's blob, for a moment
+    /srv/models/m/.volta-transfer/a.gguf.incoming       bytes so far from the control node
+
+A file that comes in raw parts (``a.gguf.a``, ``a.gguf.b``) has one ``.part``, and a state file for each of them.
 """
 
 from __future__ import annotations
@@ -65,9 +69,29 @@ class Places:
         return self._own("rejected")
 
     @property
+    def linked(self) -> Path:
+        """Never ``.part``: what is written there must not reach a store's own blob."""
+        return self._own("linked")
+
+    @property
+    def incoming(self) -> Path:
+        return self._own("incoming")
+
+    @property
     def corrupt(self) -> Path:
         """Where a file goes that was under the final name and turned out wrong."""
         return self.dest.with_name(self.dest.name + ".corrupt")
+
+
+@dataclass(frozen=True)
+class PartPlaces(Places):
+    """A raw part: it has a state of its own and lies within the ``.part`` of the whole file."""
+
+    whole: Places | None = None
+
+    @property
+    def part(self) -> Path:
+        return self.whole.part if self.whole is not None else super().part
 
 
 def write_json(path: Path, content: dict[str, Any], durable: bool = False) -> None:
@@ -101,7 +125,8 @@ def boot_id() -> str:
 class Stamp:
     """Proof that a file was hashed and is untouched since: size and mtime (ns) and inode still hold.
 
-    ``sha256`` is what its bytes had, ``when`` (epoch seconds) when they were hashed, ``source`` where they came from.
+    ``sha256`` is what its bytes had, ``when`` (epoch seconds) when they were hashed, ``source`` where they came from,
+    ``proved`` by what they were proved then: C(sha256), C(source) or empty (see deliver.Delivered).
     """
 
     size: int
@@ -110,10 +135,11 @@ class Stamp:
     sha256: str
     when: float
     source: str = ""
+    proved: str = ""
 
     @classmethod
-    def of(cls, stat: os.stat_result, sha256: str, source: str) -> Stamp:
-        return cls(stat.st_size, stat.st_mtime_ns, stat.st_ino, sha256, time.time(), source)
+    def of(cls, stat: os.stat_result, sha256: str, source: str, proved: str = "") -> Stamp:
+        return cls(stat.st_size, stat.st_mtime_ns, stat.st_ino, sha256, time.time(), source, proved)
 
     def fits(self, stat: os.stat_result) -> bool:
         return (self.size, self.mtime_ns, self.inode) == (stat.st_size, stat.st_mtime_ns, stat.st_ino)

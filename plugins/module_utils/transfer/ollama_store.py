@@ -1,0 +1,124 @@
+# Copyright: The volta.llm authors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Reads Ollama's store: which blob is a model's weights, and what unfinished pulls have left.
+
+Layout (ollama 0.24.0, manifest/paths.go and server/modelpath.go): ``manifests/<host>/<namespace>/<name>/<tag>`` is
+JSON with layers of mediaType, digest and size; ``blobs/sha256-<hex>`` are the layers' bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..faults import FaultError
+from .catalogue import fault
+
+HOST, NAMESPACE, TAG = "registry.ollama.ai", "library", "latest"
+MODEL_LAYER = "application/vnd.ollama.image.model"
+#: Where a store usually is: the Linux package's service user, root's own, a container's volume.
+STORES = ("/usr/share/ollama/.ollama/models", "/var/lib/ollama/models", "/root/.ollama/models")
+_DIGEST = re.compile(r"sha256:([0-9a-f]{64})")
+_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
+_PARTIAL = re.compile(r"sha256-[0-9a-f]{64}-partial(?:-\d+)?")
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A model's weights in the store: size in bytes and SHA-256 as the manifest names them, not as the bytes are."""
+
+    path: Path
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Partials:
+    """What unfinished pulls have left. ``size`` is what they take on the disk, in bytes (they are sparse)."""
+
+    paths: tuple[Path, ...]
+    size: int
+
+
+def manifest_path(model: str) -> Path | None:
+    """Where the manifest of ``[host/][namespace/]name[:tag]`` lies below the store; null for what is no such name."""
+    rest, _, tag = model.partition(":") if ":" in model.rpartition("/")[2] else (model, "", TAG)
+    if ":" in model.rpartition("/")[2]:
+        rest, _, tag = model.rpartition(":")
+    words = rest.split("/")
+    if len(words) > 3:
+        return None
+    parts = [*[HOST, NAMESPACE][: 3 - len(words)], *words]
+    # A port is part of a host: localhost:5000/team/model.
+    if not re.fullmatch(r"[A-Za-z0-9.-]+(:\d+)?", parts[0]) or not all(map(_WORD.fullmatch, [*parts[1:], tag])):
+        return None
+    return Path("manifests", *parts, tag)
+
+
+def find_blob(model: str, store: str | None = None, stores: Iterable[str] = STORES) -> Blob:
+    """The weights of a model that was pulled. FaultError: source_missing, source_misbehaves."""
+    below = manifest_path(model)
+    if below is None:
+        raise FaultError(
+            fault("bad_argument", f"ollama {model}", "is no name of a model", "Write it as in `ollama list`: name:tag.")
+        )
+    candidates = [store] if store else [os.environ.get("OLLAMA_MODELS") or "", *stores]
+    folder = next((Path(place) for place in candidates if place and (Path(place) / below).is_file()), None)
+    if folder is None:
+        looked = ", ".join(place for place in candidates if place)
+        raise FaultError(
+            fault(
+                "source_missing",
+                f"ollama {model}",
+                f"no store has a manifest for it (looked in {looked})",
+                f"Pull it (ollama pull {model}) or name the store.",
+            )
+        )
+    try:
+        manifest = json.loads((folder / below).read_text(encoding="utf-8"))
+        layers = [layer for layer in manifest["layers"] if layer["mediaType"] == MODEL_LAYER]
+        found = [(_DIGEST.fullmatch(layer["digest"]), int(layer["size"])) for layer in layers]
+    except (OSError, ValueError, TypeError, KeyError) as exc:
+        raise _odd(folder / below, f"cannot be read as a manifest ({type(exc).__name__})") from exc
+    if len(found) != 1 or found[0][0] is None:
+        raise _odd(folder / below, f"has {len(found)} layers of weights, expected one with a SHA-256")
+    digest, size = found[0]
+    assert digest is not None
+    path = folder / "blobs" / f"sha256-{digest[1]}"
+    if not path.is_file():
+        raise FaultError(
+            fault(
+                "source_missing",
+                str(path),
+                f"the manifest of {model} names it and it is not there",
+                f"An unfinished pull: ollama pull {model} completes it.",
+            )
+        )
+    return Blob(path, size, digest[1])
+
+
+def find_partials(store: str) -> Partials:
+    """What unfinished pulls left in a store. None of it is a model; a pull that runs needs it."""
+    paths = []
+    size = 0
+    try:
+        names = sorted(entry.name for entry in (Path(store) / "blobs").iterdir())
+    except OSError:
+        names = []
+    for name in names:
+        if _PARTIAL.fullmatch(name):
+            path = Path(store) / "blobs" / name
+            try:
+                size += path.stat().st_blocks * 512
+            except OSError:
+                continue
+            paths.append(path)
+    return Partials(tuple(paths), size)
+
+
+def _odd(path: Path, message: str) -> FaultError:
+    return FaultError(fault("source_misbehaves", str(path), message, "Pull the model again, or name another source."))
