@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.lab import deps, image, inventory
+from tests.lab import deps, gpus, image, inventory
 from tests.lab.clear import clear
 from tests.lab.errors import LabError
 from tests.lab.host import detect
@@ -20,6 +20,7 @@ from tests.lab.lab import Lab
 from tests.lab.paths import Paths
 from tests.lab.podman import Podman, is_alive
 from tests.lab.record import Record
+from tests.lab.repository import claims
 
 DESCRIPTION = """\
 Machines for the demo and the tests: containers with systemd as process 1, apt and SSH, each with its own address.
@@ -68,6 +69,19 @@ def parser() -> argparse.ArgumentParser:
         help="a variable for the inventory (repeatable; YAML value)",
     )
     _image_options(one)
+    one.add_argument(
+        "--claims",
+        choices=claims.CLAIMS,
+        help="machines that claim to be this release and take kernels and drivers from the lab's own archive",
+    )
+    one.add_argument(
+        "--kernel", choices=claims.KERNELS, help="with --claims: the kernel they start with (default: generic)"
+    )
+    one.add_argument(
+        "--driver",
+        choices=[gpus.PACKAGES],
+        help="the driver is what packages on the machine make of it, not the simulator's own; implied by --claims",
+    )
     one.set_defaults(action=do_up)
 
     one = commands.add_parser("reset", help="make machines again from the base image: same address, same keys")
@@ -119,6 +133,11 @@ def _image_options(one: argparse.ArgumentParser) -> None:
         help="Debian release of the base image (default: %(default)s)",
     )
     one.add_argument(
+        "--components",
+        default="main",
+        help="components of Debian's archive, for example 'main contrib non-free' (default: %(default)s)",
+    )
+    one.add_argument(
         "--image",
         default=os.environ.get("VOLTA_LAB_IMAGE") or None,
         metavar="NAME",
@@ -142,7 +161,7 @@ def do_image(options: argparse.Namespace) -> int:
     deps.require()
     podman = Podman(Paths.from_environment(), detect())
     podman.ensure_holder()
-    print(image.ensure(podman, image.recipe(options.suite, options.image), rebuild=options.rebuild))
+    print(image.ensure(podman, image.recipe(options.suite, options.image, options.components), rebuild=options.rebuild))
     return 0
 
 
@@ -152,6 +171,10 @@ def do_up(options: argparse.Namespace) -> int:
         gpus=options.gpus,
         suite=options.suite,
         base=options.image,
+        components=options.components,
+        claims=options.claims,
+        kernel=options.kernel,
+        driver=options.driver,
         inventory_file=options.inventory,
         variables=inventory.parse_variables(options.var),
     )

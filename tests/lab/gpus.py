@@ -13,6 +13,9 @@ SIMULATOR = Path(__file__).with_name("gpu_simulator") / "gpu_simulator.py"
 INSTALLED = "/usr/local/lib/gpu-simulator/gpu_simulator.py"
 #: The program decides by the name it is called by.
 LINKS = {"/usr/bin/nvidia-smi": INSTALLED, "/usr/local/sbin/gpu-sim": INSTALLED}
+#: The word for a driver that comes from packages; nvidia-smi is then one of them.
+PACKAGES = "packages"
+PACKAGES_LINKS = {"/usr/local/sbin/gpu-sim": INSTALLED}
 #: What an inventory passes to the roles as ``sysroot``.
 SYSROOT = "/var/lib/gpu-simulator/sysroot"
 NONE = "none"
@@ -38,6 +41,6 @@ def require(profile: str) -> None:
         raise LabError(f"--gpus {profile}: choose one of: {NONE}, {', '.join(profiles)}")
 
 
-def install_command(profile: str) -> list[str]:
+def install_command(profile: str, driver: str | None = None) -> list[str]:
     """What is run on the machine once the simulator is there."""
-    return ["gpu-sim", "install", "--profile", profile]
+    return ["gpu-sim", "install", "--profile", profile, *([] if driver is None else ["--driver", driver])]

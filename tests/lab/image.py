@@ -178,8 +178,8 @@ def proxy_environment(environ: Mapping[str, str], lab_networks: str) -> str:
     return "".join(lines)
 
 
-def recipe(suite: str, base: str | None) -> Recipe:
-    """The recipe for this host as it is now."""
+def recipe(suite: str, base: str | None, components: str = "main") -> Recipe:
+    """The recipe for this host as it is now; ``components`` are those of Debian's archive."""
     if suite not in SUITES:
         raise LabError(f"suite {suite} is not known to the lab; choose one of: {', '.join(SUITES)}")
     files = {
@@ -194,7 +194,7 @@ def recipe(suite: str, base: str | None) -> Recipe:
         files[f"/usr/local/share/ca-certificates/{certificate.name}"] = certificate.read_text()
     sources: tuple[str, ...] = ()
     if base is None:
-        sources = debian_sources(suite, debian_mirrors(_apt_source_texts()))
+        sources = debian_sources(suite, debian_mirrors(_apt_source_texts()), components)
     return Recipe(suite=suite, base=base, sources=sources, files=files)
 
 
@@ -270,6 +270,57 @@ def _build(podman: Podman, wanted: Recipe) -> None:
         )
         # chroot isolation: no container is started, so it needs neither control groups nor limits.
         podman.call("build", "--isolation=chroot", "--tag", wanted.tag, str(context))
+
+
+@dataclass(frozen=True)
+class Layer:
+    """An image made on another one. ``mounts`` are folders of this host seen while ``script`` runs; their content is
+    named by ``stamp``.
+    """
+
+    name: str
+    parent: str
+    script: str
+    files: Mapping[str, str] = field(default_factory=dict)
+    executable: tuple[str, ...] = ()
+    mounts: Mapping[Path, str] = field(default_factory=dict)
+    stamp: str = ""
+
+    @property
+    def tag(self) -> str:
+        parts = [self.parent, self.script, dict(self.files), self.executable, self.stamp, RECIPE]
+        digest = hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
+        return f"{REPOSITORY}:{self.name}-{digest}"
+
+
+def ensure_layer(podman: Podman, layer: Layer) -> str:
+    """Make the layer unless it is there. Returns its tag."""
+    with locked(podman.paths.cache / "layer.lock"):
+        if podman.succeeds("image", "exists", layer.tag):
+            return layer.tag
+        say(f"making the image {layer.name}")
+        with tempfile.TemporaryDirectory(prefix="volta-lab-image-") as scratch:
+            context = Path(scratch)
+            modes = dict.fromkeys(layer.executable, 0o755)
+            (context / "files.tar").write_bytes(tar_of(layer.files, modes))
+            (context / "script").write_text(layer.script)
+            (context / "Containerfile").write_text(
+                f"FROM {layer.parent}\nADD files.tar /\nCOPY script /tmp/script\nRUN sh /tmp/script && rm /tmp/script\n"
+            )
+            volumes = [f"--volume={folder}:{place}:ro" for folder, place in layer.mounts.items()]
+            podman.call("build", "--isolation=chroot", "--layers=false", *volumes, "--tag", layer.tag, str(context))
+    return layer.tag
+
+
+def server_layer(parent: str, packages: tuple[str, ...]) -> Layer:
+    """What Debian's archive gives to a server that is more than the base."""
+    return Layer(
+        "server",
+        parent,
+        "set -e\napt-get -qq update\n"
+        "DEBIAN_FRONTEND=noninteractive apt-get -qq install --yes --no-install-recommends "
+        f"{' '.join(packages)} >/dev/null\nrm -rf /var/lib/apt/lists/* /var/cache/apt/archives/*.deb\n",
+    )
 
 
 def tar_of(

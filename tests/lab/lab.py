@@ -28,6 +28,10 @@ from tests.lab.paths import Paths
 from tests.lab.podman import Podman, is_alive, process_identity
 from tests.lab.proc import as_root, output, run, say
 from tests.lab.record import Record, Server
+from tests.lab.repository import claims as repository
+from tests.lab.repository.archive import ensure as ensure_archive
+from tests.lab.repository.ubuntu import kernel_stamp as archive_of_kernels
+from tests.lab.repository.ubuntu import suites
 
 #: Lab and machine names become host names, network names and file names.
 NAME = re.compile(r"[a-z][a-z0-9-]{0,39}")
@@ -76,6 +80,18 @@ class Machine:
     def output(self, *command: str) -> str:
         """What a program on the machine wrote to standard output."""
         return self.run(*command).stdout.decode(errors="replace").strip()
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What machines shall be made of; see Lab.up."""
+
+    suite: str
+    base: str | None
+    components: str
+    claims: str | None
+    kernel: str
+    driver: str | None
 
 
 @dataclass(frozen=True)
@@ -152,22 +168,37 @@ class Lab:
         gpus: str | None = None,
         suite: str = "bookworm",
         base: str | None = None,
+        components: str = "main",
+        claims: str | None = None,
+        kernel: str | None = None,
+        driver: str | None = None,
         inventory_file: Path | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> Up:
         """Make what is missing and leave the rest alone.
 
         ``count`` and ``gpus`` None keep what the lab has, or mean one machine without GPUs for a new lab.
-        ``base`` names a registry image to build on, for Debian by mmdebstrap leave it None. ``variables`` go into the
-        inventory's group.
+        ``base`` names a registry image to build on, for Debian by mmdebstrap leave it None; ``components`` are those of
+        Debian's archive. ``claims`` (ubuntu-22.04) makes machines that claim to be that release, with ``kernel``
+        generic, hwe or virtual, and take kernels and drivers from the lab's own archive. ``driver`` "packages" leaves
+        the driver to packages, which claims imply. ``variables`` go into the inventory's group.
         """
+        if claims is not None and claims not in repository.CLAIMS:
+            raise LabError(f"--claims {claims}: choose one of: {', '.join(repository.CLAIMS)}")
+        if kernel is not None and (claims is None or kernel not in repository.KERNELS):
+            raise LabError(f"--kernel goes with --claims and is one of: {', '.join(repository.KERNELS)}")
+        if driver not in (None, simulated.PACKAGES):
+            raise LabError(f"--driver {driver}: the only word is {simulated.PACKAGES}")
+        if claims is not None:
+            driver = simulated.PACKAGES
         if count is not None and not 1 <= count <= network.MOST_MACHINES:
             raise LabError(f"-n {count}: a lab has 1 to {network.MOST_MACHINES} machines")
         if gpus is not None:
             simulated.require(gpus)
         deps.require()
         with locked(self._lock):
-            record = self._prepared(suite, base)
+            wishes = Wishes(suite, base, components, claims, kernel or "generic", driver)
+            record = self._prepared(wishes)
             wanted = list(range(1, count + 1)) if count is not None else record.machines or [1]
             profile = record.gpus if gpus is None else gpus
             states = self.podman.containers()
@@ -249,16 +280,18 @@ class Lab:
         if not root.is_dir():
             raise LabError(f"{root} is not a folder")
         with locked(self._lock):
-            record = self.record()
-            known = next((server for server in record.servers if server.root == str(root)), None)
-            if known is not None and is_alive(known.process):
-                return known.url
-            taken = {server.port for server in record.servers}
-            port = known.port if known else next(n for n in range(FIRST_PORT, 65536) if n not in taken)
-            server = self._start_server(record, root, port)
-            record.servers = [other for other in record.servers if other.root != str(root)] + [server]
-            record.save(self.folder)
-            return server.url
+            return self._serve(self.record(), root)
+
+    def _serve(self, record: Record, root: Path) -> str:
+        known = next((server for server in record.servers if server.root == str(root)), None)
+        if known is not None and is_alive(known.process):
+            return known.url
+        taken = {server.port for server in record.servers}
+        port = known.port if known else next(n for n in range(FIRST_PORT, 65536) if n not in taken)
+        server = self._start_server(record, root, port)
+        record.servers = [other for other in record.servers if other.root != str(root)] + [server]
+        record.save(self.folder)
+        return server.url
 
     def unserve(self, root: Path) -> bool:
         """Stop serving a folder. False when it was not served."""
@@ -304,7 +337,26 @@ class Lab:
 
     # Parts -----------------------------------------------------------------------------------------------------
 
-    def _prepared(self, suite: str, base: str | None) -> Record:
+    def _image(self, wishes: Wishes) -> tuple[str, Path | None]:
+        """The image's tag, and the archive's folder for machines with a claim."""
+        tag = image.ensure(self.podman, image.recipe(wishes.suite, wishes.base, wishes.components))
+        if wishes.claims is None:
+            return tag, None
+        archive = ensure_archive(self.paths, suites((repository.CLAIMS[wishes.claims],)))
+        server = image.ensure_layer(self.podman, image.server_layer(tag, repository.SERVER_PACKAGES))
+        layer = image.Layer(
+            f"{wishes.claims}-{wishes.kernel}",
+            server,
+            repository.finish(wishes.claims, wishes.kernel),
+            repository.files(wishes.claims),
+            repository.EXECUTABLE,
+            {archive.root: "/volta-archive"},
+            # An archive whose drivers change leaves the image as it is.
+            archive_of_kernels(repository.CLAIMS[wishes.claims]),
+        )
+        return image.ensure_layer(self.podman, layer), archive.root
+
+    def _prepared(self, wishes: Wishes) -> Record:
         """The record of this lab with its namespace, image and network in place."""
         with locked(self.paths.state / "lock"):
             self.podman.ensure_holder()
@@ -318,12 +370,22 @@ class Lab:
                 record.subnet, record.network, record.bridge = self._create_network()
                 record.save(self.folder)
             if record is None:
-                tag = image.ensure(self.podman, image.recipe(suite, base))
+                tag, archive = self._image(wishes)
                 subnet, name, bridge = self._create_network()
                 record = Record(self.name, subnet, network=name, bridge=bridge, image=tag, holder=self._holder())
+                record.claims, record.kernel, record.driver = wishes.claims, wishes.kernel, wishes.driver
+                record.repository = None if archive is None else str(archive)
                 record.save(self.folder)
+            elif wishes.claims is not None and record.claims != wishes.claims:
+                raise LabError(
+                    f"Lab {self.name} is there and its machines claim to be {record.claims or 'what they are'}. Remove "
+                    f"it first: python -m tests.lab down {self.name}"
+                )
             elif not self.podman.succeeds("image", "exists", record.image):
-                record.image = image.ensure(self.podman, image.recipe(suite, base))
+                record.image, archive = self._image(wishes)
+                record.repository = None if archive is None else str(archive)
+            if record.repository is not None:
+                self._serve(record, Path(record.repository))
             self._make_shared()
             return record
 
@@ -439,8 +501,15 @@ class Lab:
         if record.gpus != simulated.NONE:
             files[simulated.INSTALLED] = simulated.simulator_text()
             modes[simulated.INSTALLED] = 0o755
-            links = simulated.LINKS
+            links = simulated.LINKS if record.driver is None else simulated.PACKAGES_LINKS
+        if record.claims is not None:
+            files["/etc/apt/sources.list.d/ubuntu.sources"] = repository.sources(
+                record.claims, self._archive_url(record)
+            )
         return image.tar_of(files, modes, links)
+
+    def _archive_url(self, record: Record) -> str:
+        return next(server.url for server in record.servers if server.root == record.repository)
 
     def _start(self, record: Record, number: int) -> None:
         name = self.machine_name(number)
@@ -472,7 +541,7 @@ class Lab:
         machine = self._machine(record, number)
         if machine.run("test", "-e", simulated.INSTALLED, check=False).returncode != 0:
             self.podman.call("cp", "-", f"{machine.name}:/", stdin=self._files(record, number))
-        machine.run(*simulated.install_command(record.gpus))
+        machine.run(*simulated.install_command(record.gpus, record.driver))
 
     def _remove(self, number: int) -> None:
         name = self.machine_name(number)
@@ -494,6 +563,8 @@ class Lab:
         extra: dict[str, Any] = {}
         if record.gpus != simulated.NONE:
             extra["__volta_sysroot"] = simulated.SYSROOT
+        if record.repository is not None:
+            extra["lab_repository"] = self._archive_url(record)
         extra.update(variables or {})
         hosts = {machine.name: machine.address for machine in self.machines()}
         text = inventory.render(

@@ -29,6 +29,9 @@ class Record:
     """One lab. ``network`` is podman's name for its network; ``holder`` keeps the mount namespace its machines live in,
     None where none is needed.
 
+    ``claims`` is the release that its machines claim to be, ``driver`` what the simulator takes for the driver, null
+    for its own; ``kernel`` the kind of kernel that machines with a claim start with.
+
     ``machines`` are numbers 1, 2, ...; ``gpus`` is a profile of the simulator or "none"; ``made`` gives, by number, the
     profile of each machine that was finished: one that is missing there was interrupted half-way and is made again.
     ``inventories`` are the files written for it.
@@ -45,6 +48,10 @@ class Record:
     made: dict[str, str] = field(default_factory=dict)
     inventories: list[str] = field(default_factory=list)
     servers: list[Server] = field(default_factory=list)
+    claims: str | None = None
+    driver: str | None = None
+    kernel: str = "generic"
+    repository: str | None = None
 
     @classmethod
     def load(cls, folder: Path) -> Record | None:

@@ -23,15 +23,19 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import fcntl
 import json
 import os
 import re
 import shutil
+import signal
 import struct
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -42,11 +46,16 @@ DEFAULT_DRIVER = "535.261.03"
 
 # Exit statuses of nvidia-smi(1), section RETURN VALUE; 18 is NVML's own number and is what the tool exits with.
 RC_OK, RC_ARGUMENT, RC_PERMISSION, RC_NOT_FOUND, RC_NO_DRIVER = 0, 2, 4, 6, 9
-RC_GPU_LOST, RC_MISMATCH, RC_OTHER = 15, 18, 255
+RC_NO_LIBRARY, RC_GPU_LOST, RC_MISMATCH, RC_OTHER = 12, 15, 18, 255
 
 NO_DRIVER_TEXT = (
     "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. "
     "Make sure that the latest NVIDIA driver is installed and running.\n\n"
+)
+NO_LIBRARY_TEXT = (
+    "NVIDIA-SMI couldn't find libnvidia-ml.so library in your system. Please make sure that the NVIDIA Display Driver "
+    "is properly installed and present in your system.\nPlease also try adding directory that contains libnvidia-ml.so "
+    "to your system PATH.\n"
 )
 LOST_TEXT = "GPU is lost.  Reboot the system to recover this GPU"
 
@@ -239,6 +248,8 @@ def new_state(profile: str, driver: str | None, sysroot: str, kernel: str | None
         "faults": [],
         "sysroot": sysroot,
         "kernel": kernel,
+        # What the last boot and modprobe since made of the installed packages; null: the driver is all simulated.
+        "boot": None,
     }
 
 
@@ -262,7 +273,20 @@ def state_path() -> Path:
 
 def load_state(path: Path) -> dict[str, Any]:
     state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    if state.setdefault("boot", None) is not None:
+        _see_packages(state)
     return state
+
+
+@contextlib.contextmanager
+def _changing(path: Path) -> Iterator[None]:
+    """One change at a time: the persistence daemon changes the state as well."""
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -858,9 +882,11 @@ def _answer(path: Path, state: dict[str, Any], words: list[str]) -> int:
     if words[:1] in (["-h"], ["--help"]):
         sys.stdout.write(help_text(state))
         return RC_OK
-    if loaded_version(state) is None:
+    if state["boot"] is not None and state["library"] is None:
+        raise Exit(RC_NO_LIBRARY, NO_LIBRARY_TEXT)
+    if loaded_version(state) is None or (state["boot"] is not None and nouveau_loaded(state)):
         raise Exit(RC_NO_DRIVER, NO_DRIVER_TEXT)
-    if faults(state, "mismatch"):
+    if faults(state, "mismatch") or (state["boot"] is not None and loaded_version(state) != state["driver"]):
         shortened = ".".join(str(state["driver"]).split(".")[:2])
         second = f"NVML library version: {shortened}\n" if branch(state["driver"]) >= 525 else ""
         raise Exit(RC_MISMATCH, f"Failed to initialize NVML: Driver/library version mismatch\n{second}")
@@ -1993,15 +2019,19 @@ def write_sysroot(state: dict[str, Any]) -> None:
 
 
 def _fill_sysroot(root: Path, state: dict[str, Any]) -> None:
-    overlaid = {"proc", "sys", "dev", "lib", "usr", "commands"}
-    _mirror(root, "", lambda name: name in overlaid)
-    for path in ("lib", "usr"):
-        _mirror(root, path, lambda name: name in {"modules", "lib64"})
-    if state["kernel"]:
-        _write_kernel(root, state)
+    if state["boot"] is not None:
+        _mirror(root, "", lambda name: name in {"proc", "sys", "dev", "commands"})
+        _write_boot(root, state)
     else:
-        _mirror(root, "lib/modules", lambda name: False)
-    _mirror(root, "usr/lib64", lambda name: False)
+        overlaid = {"proc", "sys", "dev", "lib", "usr", "commands"}
+        _mirror(root, "", lambda name: name in overlaid)
+        for path in ("lib", "usr"):
+            _mirror(root, path, lambda name: name in {"modules", "lib64"})
+        if state["kernel"]:
+            _write_kernel(root, state)
+        else:
+            _mirror(root, "lib/modules", lambda name: False)
+        _mirror(root, "usr/lib64", lambda name: False)
     _mirror(root, "proc", lambda name: name.isdigit() or name in {"modules", "driver"})
     _mirror(root, "proc/driver", lambda name: name == "nvidia")
     _mirror(root, "sys", lambda name: name in {"bus", "module", "firmware"})
@@ -2028,6 +2058,21 @@ def _write_kernel(root: Path, state: dict[str, Any]) -> None:
     _put(root, f"lib/modules/{kernel}/modules.dep", nouveau)
 
 
+def _write_boot(root: Path, state: dict[str, Any]) -> None:
+    """What the running kernel says of itself: release, boot id, command line."""
+    boot = state["boot"]
+    _mirror(root, "proc/sys", "kernel".__eq__)
+    _mirror(root, "proc/sys/kernel", lambda name: name in {"osrelease", "random"})
+    _mirror(root, "proc/sys/kernel/random", "boot_id".__eq__)
+    _put(root, "proc/sys/kernel/random/boot_id", f"{boot['id']}\n")
+    if boot["kernel"]:
+        _put(root, "proc/sys/kernel/osrelease", f"{boot['kernel']}\n")
+    else:
+        (root / "proc/sys/kernel/osrelease").symlink_to("/proc/sys/kernel/osrelease")
+    (root / "proc/cmdline").unlink(missing_ok=True)
+    _put(root, "proc/cmdline", f"{boot['cmdline']}\n")
+
+
 def _is_real_nvidia(name: str) -> bool:
     """The host's own NVIDIA cards: a lab machine must not see them."""
     try:
@@ -2039,11 +2084,21 @@ def _is_real_nvidia(name: str) -> bool:
 
 def loaded_version(state: dict[str, Any]) -> str | None:
     """Version of the loaded nvidia module; null where none is loaded."""
+    if state["boot"] is not None:
+        if faults(state, "no-driver") or "nvidia" not in state["boot"]["modules"]:
+            return None
+        return next((str(fault["loaded"]) for fault in faults(state, "mismatch")), str(state["boot"]["nvidia"]))
     if faults(state, "no-driver") or faults(state, "nouveau") or faults(state, "secure-boot"):
         return None
     for fault in faults(state, "mismatch"):
         return str(fault["loaded"])
     return str(state["driver"])
+
+
+def nouveau_loaded(state: dict[str, Any]) -> bool:
+    if state["boot"] is not None:
+        return "nouveau" in state["boot"]["modules"]
+    return bool(faults(state, "nouveau"))
 
 
 def flavour(state: dict[str, Any]) -> str:
@@ -2075,21 +2130,35 @@ def _write_driver(root: Path, state: dict[str, Any]) -> None:
         (root / "proc/driver/nvidia/gpus").mkdir(parents=True, exist_ok=True)
         _put(root, "sys/module/nvidia/version", version + "\n")
         _put(root, "sys/module/nvidia/taint", "POE\n")
-        for name in ("nvidia_uvm", "nvidia_modeset", "nvidia_drm"):
+        there = ["nvidia_uvm", "nvidia_drm", "nvidia_modeset"]
+        if state["boot"] is not None:
+            there = [name for name in there if name in state["boot"]["modules"]]
+            loaded = [_as_loaded(line, there) for line in loaded if line.split(" ", 1)[0] in ("nvidia", *there)]
+        for name in there:
             _put(root, f"sys/module/{name}/version", version + "\n")
-        for name in ("nvidiactl", "nvidia-uvm", "nvidia-modeset"):
-            _put(root, f"dev/{name}", "")
-    if faults(state, "nouveau"):
-        loaded = ["nouveau 2306048 0 - Live 0x0000000000000000"]
-        _put(root, "sys/module/nouveau/refcnt", "4\n")
+        nodes = {"nvidiactl": "nvidia", "nvidia-uvm": "nvidia_uvm", "nvidia-modeset": "nvidia_modeset"}
+        for node, name in nodes.items():
+            if name in ("nvidia", *there):
+                _put(root, f"dev/{node}", "")
+    if nouveau_loaded(state):
+        loaded += ["nouveau 2306048 0 - Live 0x0000000000000000"]
+        busy = state["boot"] is None or faults(state, "nouveau-busy")
+        _put(root, "sys/module/nouveau/refcnt", "4\n" if busy else "0\n")
     _put(root, "proc/modules", "".join(line + "\n" for line in [*loaded, *real]))
     if faults(state, "secure-boot"):
         # Four bytes of attributes, then the value (UEFI specification, efivarfs).
         name = "SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
         _put(root, f"sys/firmware/efi/efivars/{name}", b"\x06\x00\x00\x00\x01")
     absent = [fault["how"] for fault in faults(state, "no-driver")]
-    if "absent" not in absent:
+    if "absent" not in absent and state["boot"] is None:
         _write_installed(root, state, built="unbuilt" not in absent)
+
+
+def _as_loaded(line: str, there: Sequence[str]) -> str:
+    """A line of /proc/modules with only those users that are loaded."""
+    name, size, _, users, *rest = line.split(" ")
+    users = "".join(f"{user}," for user in users.split(",") if user in there)
+    return " ".join((name, size, str(users.count(",")), users or "-", *rest))
 
 
 def _write_installed(root: Path, state: dict[str, Any], built: bool) -> None:
@@ -2116,12 +2185,21 @@ def _write_installed(root: Path, state: dict[str, Any], built: bool) -> None:
             _put(root, f"{folder}/updates/dkms/{name}.ko", image)
 
 
-def module_image(version: str, licence: str) -> bytes:
-    """The least that is a kernel module file to a reader: ELF with a .modinfo section."""
-    info = b"".join(
-        f"{key}={value}".encode() + b"\0"
-        for key, value in (("version", version), ("license", licence), ("name", "nvidia"), ("vermagic", "simulated"))
-    )
+def module_image(
+    version: str,
+    licence: str,
+    *,
+    name: str = "nvidia",
+    kernel: str = "simulated",
+    aliases: Sequence[str] = (),
+    depends: Sequence[str] = (),
+) -> bytes:
+    """The least that is a kernel module file to a reader (depmod and modinfo included): ELF with a .modinfo section."""
+    pairs = [("version", version)] if version else []
+    pairs += [("license", licence)]
+    pairs += [("alias", alias) for alias in aliases]
+    pairs += [("depends", ",".join(depends)), ("name", name), ("vermagic", f"{kernel} SMP mod_unload modversions ")]
+    info = b"".join(f"{key}={value}".encode() + b"\0" for key, value in pairs)
     names = b"\0.modinfo\0.shstrtab\0"
     start = 64
     sections = start + len(info) + len(names)
@@ -2145,7 +2223,7 @@ def _write_devices(root: Path, state: dict[str, Any]) -> None:
         folder = f"sys/bus/pci/devices/{bus_id}"
         pcie = gpu["pcie"]
         lost = bool(gpu["lost"])
-        driver = "nvidia" if version else "nouveau" if faults(state, "nouveau") else ""
+        driver = "nouveau" if nouveau_loaded(state) else "nvidia" if version else ""
         values = {
             "vendor": "0x10de", "device": f"0x{gpu['device_id']}", "subsystem_vendor": "0x10de",
             "subsystem_device": f"0x{gpu['subsystem_id']}", "class": "0x030200", "revision": "0xa1",
@@ -2166,7 +2244,7 @@ def _write_devices(root: Path, state: dict[str, Any]) -> None:
         if driver:
             (root / folder / "driver").symlink_to(f"../../../../bus/pci/drivers/{driver}")
         driven = flavour(state) == "proprietary" or gpu["architecture"] != "Volta"
-        if version and driven and not faults(state, "no-devices"):
+        if driver == "nvidia" and driven and not faults(state, "no-devices"):
             _put(
                 root,
                 f"proc/driver/nvidia/gpus/{bus_id}/information",
@@ -2190,7 +2268,7 @@ def kernel_log(state: dict[str, Any]) -> str:
     lines = ["Linux version (simulated)"]
     version = loaded_version(state)
     by_slot = {gpu["slot"]: gpu for gpu in visible_gpus(state)}
-    if faults(state, "nouveau"):
+    if nouveau_loaded(state) and (state["boot"] is None or version):
         lines += [f"nouveau {short_bus_id(gpu['bus_id'])}: NVIDIA GV100 (140000a1)" for gpu in by_slot.values()]
         lines += [
             f"NVRM: The NVIDIA probe routine was not called for {len(by_slot)} device(s).",
@@ -2203,7 +2281,9 @@ def kernel_log(state: dict[str, Any]) -> str:
             "NVRM: again.",
             "NVRM: No NVIDIA devices probed.",
         ]
-    if faults(state, "secure-boot"):
+    elif nouveau_loaded(state):
+        lines += [f"nouveau {short_bus_id(gpu['bus_id'])}: NVIDIA GV100 (140000a1)" for gpu in by_slot.values()]
+    if faults(state, "secure-boot") if state["boot"] is None else state["boot"]["refused"]:
         lines.append("Loading of module with unavailable key is rejected")
     if version:
         lines.append(f"NVRM: loading {nvrm_version(state, version).removeprefix('NVRM version: ').strip()}")
@@ -2258,6 +2338,465 @@ def _log_of(fault: dict[str, Any], by_slot: dict[int, dict[str, Any]]) -> list[s
 
 
 # ---------------------------------------------------------------------------------------------------------------------
+# Driver from packages: what is on disk is real, what a boot and modprobe make of it is simulated
+# ---------------------------------------------------------------------------------------------------------------------
+
+#: Folders of modprobe.d(5), in the order of precedence.
+MODPROBE_FOLDERS = ("/etc/modprobe.d", "/run/modprobe.d", "/usr/local/lib/modprobe.d", "/usr/lib/modprobe.d")
+LIBRARY_FOLDERS = (
+    "/usr/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu/nvidia/current", "/usr/lib/x86_64-linux-gnu/nvidia",
+)  # fmt: skip
+#: The driver's modules, each with what it needs.
+NEEDS = {"nvidia": (), "nvidia_modeset": ("nvidia",), "nvidia_drm": ("nvidia_modeset",), "nvidia_uvm": ("nvidia",),
+         "nvidia_peermem": ("nvidia",)}  # fmt: skip
+#: Programs that would ask or change the host's kernel; they are put aside and a script answers in their place.
+DIVERTED = ("/sbin/modprobe", "/sbin/rmmod", "/sbin/lsmod", "/sbin/modinfo", "/sbin/depmod", "/bin/uname")
+ASIDE = ".distrib"
+SCRIPT = """\
+#!/bin/sh
+# Written by gpu-sim: this machine shares its host's kernel and has a simulated one of its own.
+name=${0##*/}
+release=$(cat SYSROOT/proc/sys/kernel/osrelease 2>/dev/null)
+case $name in
+    uname)
+        host=$(/bin/uname.distrib -r)
+        /bin/uname.distrib "$@" | sed "s|$host|${release:-$host}|"
+        exit
+        ;;
+    lsmod) exec gpu-sim lsmod ;;
+    rmmod) exec gpu-sim rmmod "$@" ;;
+esac
+kernel=
+query=
+mine=
+for word in "$@"; do
+    case $word in
+        -S | -k | --set-version | --set-version=* | -[0-9]*) kernel=given ;;
+        -R | -D | -n | -c | -V | --resolve-alias | --show-depends | --dry-run) query=yes ;;
+        --showconfig | --show-config | --version) query=yes ;;
+        nvidia | nvidia[-_]* | nouveau | pci:v000010DE*) mine=yes ;;
+        [0-9]*.*.*) [ "$name" != depmod ] || kernel=given ;;
+    esac
+done
+if [ "$name" = modprobe ] && [ -n "$mine" ] && [ -z "$query" ]; then
+    exec gpu-sim modprobe "$@"
+fi
+real=/usr/local/lib/gpu-simulator/real/$name
+[ -z "$kernel" ] && [ -n "$release" ] || exec "$real" "$@"
+case $name in
+    modprobe) exec "$real" -S "$release" "$@" ;;
+    modinfo) exec "$real" -k "$release" "$@" ;;
+    depmod) exec "$real" "$@" "$release" ;;
+esac
+exec "$real" "$@"
+"""
+UNIT = """\
+[Unit]
+Description=Boot of the simulated kernel
+DefaultDependencies=no
+After=local-fs.target systemd-tmpfiles-setup.service
+Before=sysinit.target
+ConditionPathExists=/var/lib/gpu-simulator/state.json
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/usr/local/sbin/gpu-sim boot
+
+[Install]
+WantedBy=sysinit.target
+"""
+#: Stands for the devices that udev would announce: units that it wants are needed for as long as it is there.
+DEVICE_UNIT = """\
+[Unit]
+Description=Simulated NVIDIA devices
+Wants=nvidia-persistenced.service
+ConditionPathExists=SYSROOT/proc/driver/nvidia/version
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/bin/true
+"""
+#: Seconds the persistence daemon takes for each card after the first.
+SECONDS_A_CARD = 0.3
+
+
+def _see_packages(state: dict[str, Any]) -> None:
+    """Fill in what follows from the files on disk: the version of the libraries, of the tool's answers."""
+    state["library"] = library_on_disk()
+    state["driver"] = state["library"] or state["boot"]["nvidia"] or PROFILES[state["profile"]].driver
+    state["cuda"] = cuda_of(state["driver"])
+    state["flavour"] = state["boot"]["flavour"] or PROFILES[state["profile"]].flavour
+
+
+def library_on_disk() -> str | None:
+    """Version of the libnvidia-ml that a program would be given."""
+    for folder in LIBRARY_FOLDERS:
+        with contextlib.suppress(OSError):
+            target = Path(folder, "libnvidia-ml.so.1").resolve(strict=True)
+            found = re.fullmatch(r"libnvidia-ml\.so\.(\d{3}\.\d+(?:\.\d+)?)", target.name)
+            if found:
+                return found[1]
+    return None
+
+
+def version_order(text: str) -> tuple[tuple[int, int | str], ...]:
+    """Kernel releases in order: numbers as numbers."""
+    return tuple((0, int(part)) if part.isdigit() else (-1, part) for part in re.findall(r"\d+|[a-z]+|~", text))
+
+
+def choose_kernel() -> tuple[str | None, str]:
+    """(release, command line) of what boots: GRUB's choice, else the newest image in /boot."""
+    images = sorted(
+        (path.name.removeprefix("vmlinuz-") for path in Path("/boot").glob("vmlinuz-*") if path.suffix != ".old"),
+        key=version_order,
+    )
+    config = _read("/boot/grub/grub.cfg")
+    if config:
+        environment = dict(re.findall(r"^(\w+)=(.*)$", _read("/boot/grub/grubenv"), re.M))
+        wanted = environment.get("next_entry") or _grub_default(environment)
+        entry = _grub_entry(config, wanted)
+        if environment.get("next_entry"):
+            # GRUB forgets it as soon as it has read it.
+            subprocess.run(["grub-editenv", "/boot/grub/grubenv", "unset", "next_entry"], check=False)
+        if entry is not None and entry[0] in images:
+            return entry
+    setting = re.search(r'^GRUB_CMDLINE_LINUX_DEFAULT="([^"]*)"', _read("/etc/default/grub"), re.M)
+    arguments = setting[1] if setting else ""
+    if not images:
+        return None, _read("/proc/cmdline").strip()
+    return images[-1], f"BOOT_IMAGE=/boot/vmlinuz-{images[-1]} ro {arguments}".strip()
+
+
+def _grub_default(environment: dict[str, str]) -> str:
+    value = "0"
+    for path in (Path("/etc/default/grub"), *sorted(Path("/etc/default/grub.d").glob("*.cfg"))):
+        for found in re.finditer(r"^\s*GRUB_DEFAULT=(['\"]?)(.*?)\1\s*$", _read(str(path)), re.M):
+            value = found[2]
+    return environment.get("saved_entry") or "0" if value == "saved" else value
+
+
+def _grub_entry(config: str, wanted: str) -> tuple[str, str] | None:
+    """Follow a default like ``0``, ``1>2``, a title or an id through the menu."""
+    top: dict[str, Any] = {"names": (), "entries": [], "linux": None}
+    stack = [top]
+    for line in config.splitlines():
+        words = re.match(r"\s*(?:menuentry|submenu)\s+'([^']*)'(.*)\{\s*$", line)
+        if words:
+            identity = re.search(r"(?:\$menuentry_id_option|--id)\s+'?([^'\s{]+)", words[2])
+            item = {"names": (words[1], identity[1] if identity else None), "entries": [], "linux": None}
+            stack[-1]["entries"].append(item)
+            stack.append(item)
+        elif re.match(r"\s*\}\s*$", line) and len(stack) > 1:
+            stack.pop()
+        else:
+            found = re.match(r"\s*linux\s+(\S*/vmlinuz-(\S+))\s*(.*)$", line)
+            if found and stack[-1]["linux"] is None:
+                stack[-1]["linux"] = (found[2], f"BOOT_IMAGE={found[1]} {found[3]}".strip())
+    here = top
+    for part in wanted.split(">"):
+        following = [
+            item
+            for number, item in enumerate(here["entries"])
+            if part.strip() == str(number) or part.strip() in item["names"]
+        ]
+        if not following:
+            return None
+        here = following[0]
+    while here["linux"] is None and here["entries"]:
+        here = here["entries"][0]
+    answer: tuple[str, str] | None = here["linux"]
+    return answer
+
+
+def _blacklisted(root: Path, module: str) -> bool:
+    """Whether modprobe's configuration below ``root`` keeps a module from loading for a device."""
+    seen: dict[str, Path] = {}
+    for folder in MODPROBE_FOLDERS:
+        for path in root.joinpath(folder.lstrip("/")).glob("*.conf"):
+            # A file of the same name in a folder named earlier hides the later one.
+            seen.setdefault(path.name, path)
+    pattern = rf"^\s*(?:blacklist\s+{module}|install\s+{module}\s+\S*/(?:true|false))\s*(?:#.*)?$"
+    return any(re.search(pattern, _read(str(path)), re.M) for path in seen.values())
+
+
+def _in_cmdline(cmdline: str) -> bool:
+    for word in cmdline.split():
+        key, _, value = word.partition("=")
+        if key in ("modprobe.blacklist", "module_blacklist", "rd.driver.blacklist") and "nouveau" in value.split(","):
+            return True
+        if word == "nouveau.modeset=0":
+            return True
+    return False
+
+
+def _nouveau_of_initramfs(kernel: str) -> bool:
+    """Whether the kernel's initramfs has nouveau and nothing in it keeps nouveau from loading."""
+    image = Path(f"/boot/initrd.img-{kernel}")
+    if not image.exists():
+        return False
+    with tempfile.TemporaryDirectory(prefix="gpu-sim-") as folder:
+        subprocess.run(["unmkinitramfs", str(image), folder], check=False, stderr=subprocess.DEVNULL)
+        # An image with microcode in front is unpacked as early/ and main/.
+        root = Path(folder, "main") if Path(folder, "main").is_dir() else Path(folder)
+        return any(root.glob(f"usr/lib/modules/{kernel}/**/nouveau.ko*")) and not _blacklisted(root, "nouveau")
+
+
+def _module(name: str, kernel: str) -> tuple[str, str, str] | None:
+    """(file, version, flavour) of a module on disk for a kernel; null where modprobe would not find it."""
+    found = {}
+    for field_name in ("filename", "version", "license"):
+        done = subprocess.run(
+            [_real("modinfo"), "-k", kernel, "-F", field_name, name], capture_output=True, text=True, check=False
+        )
+        if done.returncode != 0:
+            return None
+        found[field_name] = done.stdout.strip().splitlines()[0] if done.stdout.strip() else ""
+    return found["filename"], found["version"], "open" if "GPL" in found["license"] else "proprietary"
+
+
+def _real(program: str) -> str:
+    """kmod decides by the name it is called by, so the real programs are links in a folder of their own."""
+    aside = Path("/usr/local/lib/gpu-simulator/real", program)
+    return str(aside) if aside.exists() else program
+
+
+def _refused(state: dict[str, Any], path: str) -> bool:
+    """Whether the kernel refuses to load that module file because of Secure Boot."""
+    if not state["boot"]["secure"]:
+        return False
+    data = Path(path).read_bytes()
+    if not data.endswith(b"~Module signature appended~\n"):
+        return True
+    return b"Canonical" not in data[-4096:] and not state.get("enrolled", False)
+
+
+def boot(state: dict[str, Any]) -> None:
+    """What a boot does: choose a kernel, load what its initramfs and then the disk have for the devices."""
+    kernel, cmdline = choose_kernel()
+    state["boot"] = {
+        "id": str(uuid.uuid4()),
+        "kernel": kernel,
+        "cmdline": cmdline,
+        "modules": [],
+        "nvidia": None,
+        "flavour": None,
+        "refused": False,
+        "secure": bool(faults(state, "secure-boot")),
+    }
+    for gpu in state["gpus"]:
+        gpu["persistence"] = False
+    if kernel is None or not state["gpus"]:
+        return
+    blocked = _in_cmdline(cmdline)
+    of_disk = not _blacklisted(Path("/"), "nouveau") and _module("nouveau", kernel) is not None
+    if not blocked and (of_disk or _nouveau_of_initramfs(kernel)):
+        state["boot"]["modules"].append("nouveau")
+    if not _blacklisted(Path("/"), "nvidia"):
+        for name in ("nvidia", "nvidia_modeset", "nvidia_drm"):
+            insert(state, name)
+    for name in _modules_load():
+        insert(state, name)
+
+
+def _modules_load() -> list[str]:
+    """The driver's modules named in modules-load.d(5)."""
+    texts = [_read("/etc/modules")]
+    for folder in ("/etc/modules-load.d", "/run/modules-load.d", "/usr/lib/modules-load.d"):
+        texts += [_read(str(path)) for path in sorted(Path(folder).glob("*.conf"))]
+    words = [line.strip().replace("-", "_") for text in texts for line in text.splitlines()]
+    return [word for word in words if word in NEEDS or word == "nouveau"]
+
+
+def insert(state: dict[str, Any], name: str) -> str | None:
+    """Load a module with what it needs. Returns the words of modprobe when that fails."""
+    boot_state = state["boot"]
+    if name in boot_state["modules"]:
+        return None
+    kernel = boot_state["kernel"] or os.uname().release
+    if name == "nouveau" and "nvidia" in boot_state["modules"]:
+        return None
+    for needed in NEEDS.get(name, ()):
+        problem = insert(state, needed)
+        if problem:
+            return problem
+    found = _module(name, kernel)
+    if found is None:
+        return f"modprobe: FATAL: Module {name} not found in directory /lib/modules/{kernel}"
+    path, version, kind = found
+    if name != "nouveau":
+        if _refused(state, path):
+            boot_state["refused"] = True
+            return f"modprobe: ERROR: could not insert '{name}': Key was rejected by service"
+        if "nouveau" in boot_state["modules"]:
+            return f"modprobe: ERROR: could not insert '{name}': No such device"
+        if name == "nvidia":
+            boot_state["nvidia"], boot_state["flavour"] = version, kind
+        elif version != boot_state["nvidia"]:
+            return f"modprobe: ERROR: could not insert '{name}': Exec format error"
+    boot_state["modules"].append(name)
+    return None
+
+
+def withdraw(state: dict[str, Any], name: str, program: str) -> str | None:
+    """Unload a module. Returns the program's words when that fails."""
+    modules = state["boot"]["modules"]
+    if name not in modules:
+        return f"rmmod: ERROR: Module {name} is not currently loaded" if program == "rmmod" else None
+    users = [other for other in modules if name in NEEDS.get(other, ())]
+    if users:
+        words = f"is in use by: {' '.join(users)}"
+        return (
+            f"rmmod: ERROR: Module {name} {words}"
+            if program == "rmmod"
+            else f"modprobe: FATAL: Module {name} is in use."
+        )
+    used = name == "nouveau" and faults(state, "nouveau-busy")
+    if name in ("nvidia", "nvidia_uvm"):
+        view = look(state)
+        used = bool(view.processes) or (name == "nvidia" and _alive(state["boot"].get("daemon")))
+    if used:
+        return (
+            f"rmmod: ERROR: Module {name} is in use"
+            if program == "rmmod"
+            else f"modprobe: FATAL: Module {name} is in use."
+        )
+    modules.remove(name)
+    if name == "nvidia":
+        state["boot"]["nvidia"] = state["boot"]["flavour"] = None
+        for gpu in state["gpus"]:
+            gpu["persistence"] = False
+    if program == "modprobe":
+        # What it needed goes too, where nothing else needs it.
+        for needed in NEEDS.get(name, ()):
+            withdraw(state, needed, program)
+    return None
+
+
+def _alive(pid: int | None) -> bool:
+    return pid is not None and Path(f"/proc/{pid}").exists()
+
+
+def modprobe(state: dict[str, Any], program: str, words: Sequence[str]) -> int:
+    """The driver's part of modprobe and rmmod; other modules belong to the host's kernel, which is left alone."""
+    flags = [word for word in words if word.startswith("-")]
+    names = [word.replace("-", "_") for word in words if not word.startswith("-")]
+    quiet = any(flag in ("-q", "--quiet") or re.fullmatch(r"-[a-z]*q[a-z]*", flag) for flag in flags)
+    remove = program == "rmmod" or any(
+        flag in ("-r", "--remove") or re.fullmatch(r"-[a-qs-z]*r[a-z]*", flag) for flag in flags
+    )
+    everything = remove or any(flag in ("-a", "--all") for flag in flags)
+    status = 0
+    for name in names if everything else names[:1]:
+        if name.startswith("pci:"):
+            done = subprocess.run(
+                [_real("modprobe"), "-S", state["boot"]["kernel"] or os.uname().release, "-R", name],
+                capture_output=True, text=True, check=False,
+            )  # fmt: skip
+            name = next(iter(done.stdout.split()), name).replace("-", "_")
+        if name not in NEEDS and name != "nouveau":
+            if program == "rmmod":
+                print(f"rmmod: ERROR: Module {name} is not currently loaded", file=sys.stderr)
+                status = 1
+            continue
+        problem = withdraw(state, name, program) if remove else insert(state, name)
+        if problem:
+            status = 1
+            if not quiet:
+                print(problem, file=sys.stderr)
+    return status
+
+
+def announce(before: bool, after: bool) -> None:
+    """Do what udev's rules do when the driver's devices come and go. Nothing waits for it."""
+    if before != after and Path("/run/systemd/system").is_dir():
+        verb = "start" if after else "stop"
+        subprocess.run(["systemctl", "--no-block", verb, "gpu-simulator-devices.service"], check=False)
+
+
+def install_on_machine(sysroot: str) -> None:
+    """Put the units and the answering programs in place. Doing it again changes nothing."""
+    for name, unit in (("boot", UNIT), ("devices", DEVICE_UNIT)):
+        Path(f"/etc/systemd/system/gpu-simulator-{name}.service").write_text(
+            unit.replace("SYSROOT", sysroot), encoding="utf-8"
+        )
+    wants = Path("/etc/systemd/system/sysinit.target.wants/gpu-simulator-boot.service")
+    wants.parent.mkdir(parents=True, exist_ok=True)
+    if not wants.is_symlink():
+        wants.symlink_to("/etc/systemd/system/gpu-simulator-boot.service")
+    real = Path("/usr/local/lib/gpu-simulator/real")
+    real.mkdir(parents=True, exist_ok=True)
+    script = Path("/usr/local/lib/gpu-simulator/answer")
+    script.write_text(SCRIPT.replace("SYSROOT", sysroot), encoding="utf-8")
+    script.chmod(0o755)
+    for path in map(Path, DIVERTED):
+        aside = path.with_name(path.name + ASIDE)
+        if not os.path.lexists(aside):
+            # Another path of the same program, as /bin/lsmod beside /sbin/lsmod, stays as it is.
+            subprocess.run(
+                ["dpkg-divert", "--quiet", "--local", "--rename", "--divert", str(aside), "--add", str(path)],
+                check=True,
+            )
+        if path.parent.name == "sbin":
+            link = real / path.name
+            if not link.is_symlink():
+                link.symlink_to("/bin/kmod")
+        if not path.is_symlink():
+            path.symlink_to(script)
+
+
+def persistenced(path: Path, words: Sequence[str]) -> int:
+    """nvidia-persistenced: goes into the background, then registers one card after the other."""
+    state = load_state(path)
+    if loaded_version(state) is None or nouveau_loaded(state):
+        print(
+            "nvidia-persistenced failed to initialize. Check syslog for more details.\n"
+            "Failed to query NVIDIA devices. Please ensure that the NVIDIA device files (/dev/nvidia*) exist, and that "
+            "user 0 has read and write permissions for those files.",
+            file=sys.stderr,
+        )
+        return 1
+    runtime = Path("/run/nvidia-persistenced")
+    runtime.mkdir(exist_ok=True)
+    if os.fork():
+        # The parent of a daemon ends when the daemon can be found.
+        for _ in range(100):
+            if (runtime / "nvidia-persistenced.pid").exists():
+                break
+            time.sleep(0.02)
+        return 0
+    os.setsid()
+    for descriptor in (0, 1, 2):
+        os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    (runtime / "nvidia-persistenced.pid").write_text(f"{os.getpid()}\n", encoding="ascii")
+    with _changing(path):
+        state = load_state(path)
+        state["boot"]["daemon"] = os.getpid()
+        save_state(path, state)
+    count = len(state["gpus"])
+    try:
+        if "--no-persistence-mode" not in words:
+            for number in range(count):
+                time.sleep(SECONDS_A_CARD)
+                _persist(path, number, True)
+        while True:
+            signal.pause()
+    finally:
+        for number in range(count):
+            _persist(path, number, False)
+
+
+def _persist(path: Path, number: int, on: bool) -> None:
+    with _changing(path):
+        state = load_state(path)
+        if state["gpus"][number]["persistence"] != on:
+            state["gpus"][number]["persistence"] = on
+            save_state(path, state)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
 # gpu-sim: the control
 # ---------------------------------------------------------------------------------------------------------------------
 
@@ -2298,8 +2837,13 @@ FAULTS: dict[str, tuple[list[tuple[str, str, Any]], str]] = {
         "every reading of the card fails with this text: Unknown Error, GPU requires reset",
     ),
     "nouveau": ([], "nouveau is loaded and owns the cards"),
+    "nouveau-busy": ([], "with --driver packages: nouveau cannot be unloaded, a console uses it"),
     "open-module": ([], "the open flavour of the module is loaded"),
-    "secure-boot": ([], "Secure Boot is on and refuses the unsigned module"),
+    "secure-boot": (
+        [],
+        "Secure Boot is on and refuses the unsigned module. With --driver packages: from the next boot on, modules "
+        "load when they are signed by the distribution, or by the machine's own key after `gpu-sim enroll`",
+    ),
     "process": (
         [_GPU, ("mib", "int", 2048), ("pid", "int", 4242), ("name", "text", "python3")],
         "another program holds memory of the card",
@@ -2371,7 +2915,12 @@ def control(words: Sequence[str]) -> int:
     commands = parser.add_subparsers(dest="command", required=True)
     install = commands.add_parser("install", help="a healthy machine of a profile")
     install.add_argument("--profile", default="v100x4", help=", ".join(PROFILES))
-    install.add_argument("--driver", metavar="VERSION", help="driver version (default: the profile's)")
+    install.add_argument(
+        "--driver",
+        metavar="VERSION",
+        help="driver version (default: the profile's), or packages: what is installed on this machine decides, and "
+        "what the last simulated boot loaded of it",
+    )
     install.add_argument("--state", metavar="FILE", default=argparse.SUPPRESS, help="state file")
     install.add_argument("--sysroot", metavar="DIR", help=f"simulated root (default {DEFAULT_SYSROOT})")
     install.add_argument("--kernel", metavar="RELEASE", help="kernel release (default: the real machine's)")
@@ -2387,7 +2936,17 @@ def control(words: Sequence[str]) -> int:
     clear.add_argument("kind", nargs="?", help="only faults of this kind")
     commands.add_parser("show", help="the state, as JSON")
     commands.add_parser("profiles", help="list the profiles")
-    options = parser.parse_args(list(words))
+    commands.add_parser("boot", help="with --driver packages: what a boot does")
+    commands.add_parser("enroll", help="with --driver packages: the machine's own module key is trusted from now on")
+    commands.add_parser("lsmod", help="with --driver packages: the loaded modules")
+    for name in ("modprobe", "rmmod", "persistenced"):
+        one = commands.add_parser(name, help=f"with --driver packages: answer as {name}", add_help=False)
+        one.add_argument("words", nargs=argparse.REMAINDER)
+    if words[:1] and words[0] in ("modprobe", "rmmod", "persistenced"):
+        # Their options are theirs: the parser would take some of them for its own.
+        options = argparse.Namespace(command=words[0], words=list(words[1:]), state=None)
+    else:
+        options = parser.parse_args(list(words))
     path = Path(options.state) if options.state else state_path()
     try:
         return _control(path, options)
@@ -2407,15 +2966,32 @@ def _control(path: Path, options: argparse.Namespace) -> int:
     if options.command == "install":
         # A state file of one's own gets a root of one's own beside it.
         beside = DEFAULT_SYSROOT if path == Path(DEFAULT_STATE) else str(path.resolve().parent / "sysroot")
-        state = new_state(options.profile, options.driver, options.sysroot or beside, options.kernel)
+        from_packages = options.driver == "packages"
+        driver = None if from_packages else options.driver
+        state = new_state(options.profile, driver, options.sysroot or beside, options.kernel)
         for gpu in state["gpus"]:
             gpu["persistence"] = options.persistence
+        if from_packages:
+            install_on_machine(state["sysroot"])
+            boot(state)
+            _see_packages(state)
         save_state(path, state)
+        if from_packages:
+            subprocess.run(["systemctl", "daemon-reload"], check=False)
+            announce(False, loaded_version(state) is not None)
         return 0
-    try:
-        state = load_state(path)
-    except FileNotFoundError:
-        raise UsageError(f"{path} does not exist: run `gpu-sim install` first") from None
+    if not path.exists():
+        raise UsageError(f"{path} does not exist: run `gpu-sim install` first")
+    if options.command == "persistenced":
+        return persistenced(path, options.words)
+    with _changing(path):
+        return _change(path, options)
+
+
+def _change(path: Path, options: argparse.Namespace) -> int:
+    state = load_state(path)
+    if options.command in ("boot", "enroll", "lsmod", "modprobe", "rmmod"):
+        return _from_packages(path, state, options)
     if options.command == "show":
         print(json.dumps(state, indent=1))
         return 0
@@ -2427,6 +3003,32 @@ def _control(path: Path, options: argparse.Namespace) -> int:
         state["faults"] = [fault for fault in state["faults"] if options.kind not in (None, fault["kind"])]
     save_state(path, state)
     return 0
+
+
+def _from_packages(path: Path, state: dict[str, Any], options: argparse.Namespace) -> int:
+    if options.command == "boot" and state["boot"] is None:
+        return 0
+    if state["boot"] is None:
+        raise UsageError(f"{options.command} needs a machine made by `gpu-sim install --driver packages`")
+    before = loaded_version(state) is not None
+    if options.command == "lsmod":
+        print("Module                  Size  Used by")
+        for line in Path(state["sysroot"], "proc/modules").read_text(encoding="ascii").splitlines():
+            name, size, count, users, *_ = line.split()
+            print(f"{name:<19} {size:>8}  {count}{'' if users == '-' else ' ' + users.rstrip(',')}".rstrip())
+        return 0
+    status = 0
+    if options.command == "boot":
+        boot(state)
+        before = False
+    elif options.command == "enroll":
+        state["enrolled"] = True
+    else:
+        status = modprobe(state, options.command, options.words)
+    _see_packages(state)
+    save_state(path, state)
+    announce(before, loaded_version(state) is not None)
+    return status
 
 
 def main(argv: Sequence[str]) -> NoReturn:
