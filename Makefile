@@ -2,7 +2,7 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help dev os-packages lock demo clear test test-full lint unit cores molecule e2e docs \
+.PHONY: help dev os-packages lock demo clear test test-full lint unit cores molecule e2e test-vm docs \
         bench bench-gpu build
 
 PYTHON ?= python3
@@ -59,6 +59,9 @@ molecule: dev ## every molecule scenario
 
 e2e: dev ## whole runs through ansible-runner, wrong settings included
 	@$(BIN)/python -m tests.tiers e2e
+
+test-vm: dev ## a virtual machine with kernels of its own: reboots, initramfs, held kernels, GRUB (see docs/vm.md)
+	@$(BIN)/python -m tests.tiers vm
 
 docs: dev ## regenerate what is generated under docs/
 	$(BIN)/python docs/generate_faults.py

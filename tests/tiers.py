@@ -71,7 +71,12 @@ def e2e() -> Iterator[Step]:
     yield pytest_step("e2e", "tests/e2e")
 
 
-TIERS = {"lint": lint, "unit": unit, "cores": cores, "molecule": molecule, "e2e": e2e}
+def vm() -> Iterator[Step]:
+    yield Step("vm-packages", [sys.executable, "-m", "tests.lab.vm", "deps", "--install"])
+    yield pytest_step("vm", "-s", "tests/vm")
+
+
+TIERS = {"lint": lint, "unit": unit, "cores": cores, "molecule": molecule, "e2e": e2e, "vm": vm}
 SETS = {"test": ["lint", "unit", "cores", "molecule", "e2e"], "full": list(TIERS)}
 
 
