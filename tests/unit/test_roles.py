@@ -32,6 +32,7 @@ SET_BY_THE_ROLE = {
     "llama_server": {"api_key_file", "guard", "name", "sysroot"},
     "model": {"dest", "job_file"},
     "nouveau": {"state", "sysroot"},
+    "nvidia_persistence": {"sysroot"},
     "plan": set(),
     "preflight": {"clock_reference"},
     "reboot_gate": {"controller_boot_id", "earlier", "former_boot_id", "local", "sysroot"},
