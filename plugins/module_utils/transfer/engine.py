@@ -3,8 +3,9 @@
 """Fetches one file from one address: range connections side by side, hashed in order while it arrives, resumable.
 
 Workers write what they receive in place into ``<name>.part``. One more thread hashes behind the front up to which the
-file is whole; it reads the page cache, so that memory stays small however far the workers are apart. After every few
-MiB a small state file says which ranges are there: what a killed run leaves is used by the next one, after hashing it.
+file is whole: from the buffer of the worker that is there, else from the page cache, so that memory stays small however
+far the workers are apart. After every few MiB a small state file says which ranges are there: what a killed run leaves
+is used by the next one, after hashing it.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import ctypes
 import errno
 import hashlib
 import os
+import queue
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ..faults import Fault, FaultError
 from .catalogue import fault
@@ -39,8 +43,13 @@ from .store import Places, Ranges, State, boot_id, remove
 
 MIB = 1 << 20
 READ = 1 * MIB
-#: A worker's request: large enough that the round trip does not matter, small enough that all end together.
-SPAN_MIN, SPAN_FIRST, SPAN_MAX = 4 * MIB, 16 * MIB, 256 * MIB
+#: A worker's request: so large that its round trip is 1/SPAN_TRIPS of its time, else small, so that what is there is
+#: soon whole and can be hashed while more comes, and that all end together.
+SPAN_MIN, SPAN_FIRST, SPAN_MAX, SPAN_TRIPS = 4 * MIB, 16 * MIB, 256 * MIB, 50
+#: The first connection is looked at for a moment before more are opened, and again as long as it is alone. More would
+#: only take turns with it where it is fast already (bytes/s), or where the machine is what it waits for: where this
+#: share of its time goes into writing and handing on what came.
+FAST, BUSY, LOOK_S = 400e6, 0.3, 0.1
 #: After this many bytes the state is written; it bounds what a kill costs (with what is in flight).
 STATE_EVERY = 16 * MIB
 #: How often written bytes are forced to the disk, which bounds what a power cut costs.
@@ -144,9 +153,12 @@ class Transfer:
         self._hops: dict[str, str] = {}
         self._fetched = 0
         self._resumed = self._progress_mark = self._failures = 0
-        self._failures = 0
-        self._progress_mark = 0
         self._refusals = 0
+        self._begun = time.monotonic()
+        #: Time that went into what was received; only meant for the time of one worker.
+        self._busy_s = 0.0
+        #: The shortest time from a request to its answer's head.
+        self._latency: float | None = None
         self._silent_since = time.monotonic()
         self._prepare()
 
@@ -154,7 +166,10 @@ class Transfer:
         """The part of the state that belongs to one attempt."""
         self._busy: dict[int, tuple[int, int | None]] = {}
         self._sessions: list[Session] = []
+        self._workers: list[threading.Thread] = []
         self._active = 0
+        #: Connections that may still be opened.
+        self._reserve = 0
         self._stop = False
         self._error: BaseException | None = None
         self._unsaved = 0
@@ -240,8 +255,8 @@ class Transfer:
     def _attempt(self) -> str:
         """Fetch what is missing; the SHA-256 of the whole."""
         self._prepare()
-        hasher = _Hasher(self._fd, self._front, self._base)
-        workers: list[threading.Thread] = []
+        self._buffers = _Buffers(self._settings.connections)
+        hasher = self._hasher = _Hasher(self._fd, self._front, self._base, self._buffers)
         try:
             hasher.start()
             # Again while something is missing: the last workers may have left it to each other.
@@ -249,7 +264,7 @@ class Transfer:
                 session, span, response = self._first()
                 if response is not None:
                     self._preallocate()
-                    workers += self._start_workers(session, span, response)
+                    self._start_workers(session, span, response)
                 self._watch()
                 if self._error is not None:
                     raise self._error
@@ -259,18 +274,26 @@ class Transfer:
                 time.sleep(0.01)
             return hasher.digest()
         finally:
-            self._halt(workers, hasher)
+            self._halt(hasher)
 
     def _watch(self) -> None:
         """Wait for the workers; report, and force bytes to the disk now and then."""
-        synced = time.monotonic()
+        synced = looked = time.monotonic()
+        fetched, busy = self._fetched, self._busy_s
         while True:
             with self._cond:
                 if self._error is not None or self._active == 0:
                     break
-                self._cond.wait(0.5)
+                self._cond.wait(LOOK_S if self._reserve else 0.5)
+                if self._error is not None or self._active == 0:
+                    break
                 done = Ranges(list(self._state.done.items))
             self._progress(done.total, self._total)
+            now = time.monotonic()
+            if now - looked >= LOOK_S:
+                self._reinforce((self._fetched - fetched) / (now - looked), (self._busy_s - busy) / (now - looked))
+                looked, fetched, busy = now, self._fetched, self._busy_s
+            self._write_back()
             if time.monotonic() - synced > SYNC_EVERY_S:
                 os.fdatasync(self._fd)
                 with self._cond:
@@ -279,13 +302,13 @@ class Transfer:
                 synced = time.monotonic()
         self._progress(self._state.done.total, self._total)
 
-    def _halt(self, workers: list[threading.Thread], hasher: _Hasher) -> None:
+    def _halt(self, hasher: _Hasher) -> None:
         with self._cond:
             self._stop = True
             self._cond.notify_all()
         for session in self._sessions:
             session.abort()
-        for worker in workers:
+        for worker in self._workers:
             worker.join()
         for session in self._sessions:
             session.close()
@@ -323,6 +346,7 @@ class Transfer:
             headers["Range"] = f"bytes={start}-" + (str(end - 1) if end is not None else "")
             if _strong(self._state.etag):
                 headers["If-Range"] = self._state.etag
+        asked = time.monotonic()
         try:
             response = session.get(self._resolved or self._url, headers, self._origin)
         except Unreachable as exc:
@@ -341,6 +365,8 @@ class Transfer:
             ) from exc
         self._hops.update(response.hops)
         if response.status in (200, 206):
+            latency = time.monotonic() - asked
+            self._latency = latency if self._latency is None else min(self._latency, latency)
             span = self._accept(response, start, end)
             if response.url != self._url:
                 with self._cond:
@@ -500,25 +526,38 @@ class Transfer:
 
     # -- workers ----------------------------------------------------------------------------------------------------
 
-    def _start_workers(
-        self, session: Session, span: tuple[int, int | None], response: Response
-    ) -> list[threading.Thread]:
+    def _start_workers(self, session: Session, span: tuple[int, int | None], response: Response) -> None:
+        """Go on with the answer at hand; more connections are opened by _reinforce."""
         count = self._settings.connections if self._ranged and self._total is not None else 1
         left = (self._total or 0) - self._state.done.total
-        count = max(1, min(count, -(-left // SPAN_MIN)))
-        self._active = count
-        threads = []
-        for number in range(count):
-            given = (session, span, response) if number == 0 else (self._session(), None, None)
-            thread = threading.Thread(target=self._work, args=(number, *given), daemon=True)
-            thread.start()
-            threads.append(thread)
-        return threads
+        self._reserve = max(1, min(count, -(-left // SPAN_MIN))) - 1
+        self._start_worker(0, session, span, response)
+
+    def _start_worker(
+        self,
+        number: int,
+        session: Session,
+        span: tuple[int, int | None] | None = None,
+        response: Response | None = None,
+    ) -> None:
+        with self._cond:
+            self._active += 1
+        thread = threading.Thread(target=self._work, args=(number, session, span, response), daemon=True)
+        self._workers.append(thread)
+        thread.start()
+
+    def _reinforce(self, rate: float, busy: float) -> None:
+        """Open the other connections, unless the one there is leaves them nothing to win."""
+        if self._reserve == 0 or rate >= FAST or busy >= BUSY:
+            return
+        first = len(self._workers)
+        count, self._reserve = self._reserve, 0
+        for number in range(first, first + count):
+            self._start_worker(number, self._session())
 
     def _work(
         self, number: int, session: Session, span: tuple[int, int | None] | None, response: Response | None
     ) -> None:
-        buffer = memoryview(bytearray(READ))
         retired = False
         try:
             while not self._stop:
@@ -529,7 +568,7 @@ class Transfer:
                 try:
                     if response is None:
                         response, span = self._request(session, span)
-                    self._receive(response, span, buffer)
+                    self._receive(response, span)
                 except Transient as exc:
                     session.close()
                     if self._stop:
@@ -561,6 +600,7 @@ class Transfer:
                 return False
             self._busy.pop(number, None)
             self._active -= 1
+            self._reserve = 0
             return True
 
     def _take(self, number: int) -> tuple[int, int | None] | None:
@@ -583,48 +623,68 @@ class Transfer:
             start, end = gap
             if many:
                 share = (self._total - taken.total) // (2 * self._settings.connections)
-                end = min(end, start + max(SPAN_MIN, min(SPAN_MAX, share // MIB * MIB)))
+                end = min(end, start + max(SPAN_MIN, min(self._worthwhile(), share // MIB * MIB)))
             self._busy[number] = (start, end)
             return start, end
 
-    def _receive(self, response: Response, span: tuple[int, int | None], buffer: memoryview) -> None:
+    def _worthwhile(self) -> int:
+        """How much to ask for at once, by the time that a request has cost and the rate so far."""
+        if self._latency is None or not self._fetched:
+            return SPAN_FIRST
+        rate = self._fetched / max(1e-3, time.monotonic() - self._begun) / max(1, self._active)
+        return int(max(SPAN_MIN, min(SPAN_MAX, rate * self._latency * SPAN_TRIPS))) // MIB * MIB
+
+    def _receive(self, response: Response, span: tuple[int, int | None]) -> None:
         """Write the body where it belongs."""
         offset, end = span
-        while end is None or offset < end:
-            if self._stop:
+        buffer = self._buffers.take()
+        try:
+            while end is None or offset < end:
+                if self._stop:
+                    return
+                room = buffer if end is None else buffer[: min(len(buffer), end - offset)]
+                count = self._read(response, room)
+                if offset == 0:
+                    count = self._begin(response, room, count, end)
+                if count == 0:
+                    break
+                begun = time.monotonic()
+                self._write(room[:count], offset)
+                given = self._hasher.offer(offset, room[:count], buffer)
+                self._note(offset, count)
+                offset += count
+                if given:
+                    buffer = self._buffers.take()
+                self._busy_s += time.monotonic() - begun
+            if end is None:
+                with self._cond:
+                    self._total = self._state.size = offset
                 return
-            room = buffer if end is None else buffer[: min(len(buffer), end - offset)]
-            count = self._read(response, room)
-            if offset == 0:
-                # The first bytes tell a web page from a model; they are looked at before one is written.
-                while 0 < count < min(SNIFF, len(room)):
-                    more = self._read(response, room[count:])
-                    if more == 0:
-                        break
-                    count += more
-                if count < min(SNIFF, len(room)) and end is not None:
-                    # Too little to be judged, and more was announced.
-                    raise Transient(f"the body ended {end - count} bytes early")
-                self._look(bytes(room[:SNIFF]) if count >= SNIFF else bytes(room[:count]), response)
-            if count == 0:
-                break
-            self._write(room[:count], offset)
-            self._note(offset, count)
-            offset += count
-        if end is None:
-            with self._cond:
-                self._total = self._state.size = offset
-            return
-        if offset < end:
-            raise Transient(f"the body ended {end - offset} bytes early")
-        if response.length is None and not self._stop and self._read(response, buffer[:1]):
-            raise SourceFailed(
-                self._fault(
-                    "size_mismatch",
-                    f"the source sends more than the expected {end} bytes",
-                    "Check size and address: another revision of the file, or another quantization.",
+            if offset < end:
+                raise Transient(f"the body ended {end - offset} bytes early")
+            if response.length is None and not self._stop and self._read(response, buffer[:1]):
+                raise SourceFailed(
+                    self._fault(
+                        "size_mismatch",
+                        f"the source sends more than the expected {end} bytes",
+                        "Check size and address: another revision of the file, or another quantization.",
+                    )
                 )
-            )
+        finally:
+            self._buffers.give(buffer)
+
+    def _begin(self, response: Response, room: memoryview, count: int, end: int | None) -> int:
+        """Look at the first bytes before one is written: they tell a web page from a model. How many are there then."""
+        while 0 < count < min(SNIFF, len(room)):
+            more = self._read(response, room[count:])
+            if more == 0:
+                break
+            count += more
+        if count < min(SNIFF, len(room)) and end is not None:
+            # Too little to be judged, and more was announced.
+            raise Transient(f"the body ended {end - count} bytes early")
+        self._look(bytes(room[: min(SNIFF, count)]), response)
+        return count
 
     def _read(self, response: Response, room: memoryview) -> int:
         try:
@@ -726,11 +786,19 @@ class Transfer:
         """Claim the blocks, so that a full disk shows now and the file lies in few pieces; the size stays as it is."""
         if self._total is None or _LIBC is None:
             return
+        if filesystem_of(self._fd) in ("tmpfs", "ramfs"):
+            # There, claiming a page costs as much as writing it, and nothing is kept in pieces.
+            return
         if _LIBC.fallocate(self._fd, _KEEP_SIZE, ctypes.c_longlong(self._base), ctypes.c_longlong(self._total)) != 0:
             code = ctypes.get_errno()
             # Not every file system can; that is no reason to fail.
             if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise OSError(code, os.strerror(code))
+
+    def _write_back(self) -> None:
+        """Let the disk begin with what is there, so that forcing it there at the end is short."""
+        if _LIBC is not None:
+            _LIBC.sync_file_range(self._fd, 0, 0, _START_WRITING)
 
     def _disk_error(self, exc: OSError) -> FaultError:
         if exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
@@ -752,15 +820,49 @@ class Transfer:
         )
 
 
-class _Hasher:
-    """Hashes a file in order, up to where it is whole, in a thread of its own."""
+class _Buffers:
+    """One buffer for each worker, and a few that the hasher may still be busy with."""
 
-    def __init__(self, fd: int, front: Callable[[], int], base: int = 0) -> None:
+    SPARE = 4
+
+    def __init__(self, workers: int) -> None:
+        self._unused: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
+        self._unmade = workers + self.SPARE
+        self._lock = threading.Lock()
+
+    def take(self) -> memoryview:
+        """A buffer of READ bytes; waits for the hasher when all are in use."""
+        with contextlib.suppress(queue.Empty):
+            return self._unused.get_nowait()
+        with self._lock:
+            self._unmade -= 1
+            if self._unmade >= 0:
+                return memoryview(bytearray(READ))
+        return self._unused.get()
+
+    def give(self, buffer: memoryview) -> None:
+        self._unused.put(buffer)
+
+
+class _Hasher:
+    """Hashes a file in order, up to where it is whole, in a thread of its own.
+
+    What a worker has just written at the end of what is hashed comes from its buffer, the rest from the file.
+    """
+
+    def __init__(self, fd: int, front: Callable[[], int], base: int, buffers: _Buffers) -> None:
         self._fd = fd
         self._base = base
         self._front = front
+        self._buffers = buffers
         self._digest = hashlib.sha256()
         self._at = 0
+        #: Data, its buffer, and behind them where the data offered so far end.
+        self._offered: deque[tuple[memoryview, memoryview]] = deque()
+        self._expected = 0
+        self._lock = threading.Lock()
+        self._wake = threading.Event()
+        self._scratch = memoryview(bytearray(4 * MIB))
         self._stop = False
         self._error: OSError | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -768,21 +870,59 @@ class _Hasher:
     def start(self) -> None:
         self._thread.start()
 
+    def offer(self, offset: int, data: memoryview, buffer: memoryview) -> bool:
+        """Take over a worker's buffer with the bytes at ``offset``, if they are next; it is given back later."""
+        with self._lock:
+            if self._stop or self._error is not None or offset != self._expected:
+                return False
+            self._offered.append((data, buffer))
+            self._expected += len(data)
+        self._wake.set()
+        return True
+
     def _run(self) -> None:
-        buffer = memoryview(bytearray(4 * MIB))
         try:
             while not self._stop:
-                ready = self._front() - self._at
-                if ready <= 0:
-                    time.sleep(0.005)
-                    continue
-                count = os.preadv(self._fd, [buffer[: min(len(buffer), ready)]], self._base + self._at)
-                if count == 0:
-                    raise OSError(errno.EIO, "the part is shorter than its state says")
-                self._digest.update(buffer[:count])
-                self._at += count
+                self._wake.clear()
+                if not self._hash_offered() and not self._hash_file():
+                    self._wake.wait(0.005)
         except OSError as exc:
             self._error = exc
+        finally:
+            # Nobody may wait for a buffer that never comes.
+            with self._lock:
+                self._stop = True
+            for _, buffer in self._offered:
+                self._buffers.give(buffer)
+
+    def _hash_offered(self) -> bool:
+        with self._lock:
+            if not self._offered:
+                return False
+            data, buffer = self._offered[0]
+        self._digest.update(data)
+        self._at += len(data)
+        with self._lock:
+            self._offered.popleft()
+        self._buffers.give(buffer)
+        return True
+
+    def _hash_file(self) -> bool:
+        with self._lock:
+            # Not what is about to be offered: an offer must find its place.
+            ready = min(len(self._scratch), self._front() - self._at) if self._expected == self._at else 0
+            self._expected += max(0, ready)
+        if ready <= 0:
+            return False
+        read = 0
+        while read < ready:
+            count = os.preadv(self._fd, [self._scratch[read:ready]], self._base + self._at + read)
+            if count == 0:
+                raise OSError(errno.EIO, "the part is shorter than its state says")
+            read += count
+        self._digest.update(self._scratch[:ready])
+        self._at += ready
+        return True
 
     def reached(self, size: int) -> bool:
         if self._error is not None:
@@ -822,6 +962,21 @@ def _content_range(value: str | None) -> tuple[int | None, int | None, int | Non
 
 
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE, linux/falloc.h
+_START_WRITING = 2  # SYNC_FILE_RANGE_WRITE, linux/fs.h
+
+
+def filesystem_of(fd: int) -> str:
+    """The type of the file system that an open file lies on, as the kernel names it; empty when not known."""
+    device = os.fstat(fd).st_dev
+    name = f"{os.major(device)}:{os.minor(device)}"
+    mountinfo = Path("/proc/self/mountinfo")
+    with contextlib.suppress(OSError), mountinfo.open(encoding="utf-8", errors="replace") as mounts:
+        for line in mounts:
+            # proc(5): ID, parent, major:minor, ..., a hyphen, the type.
+            fields = line.split()
+            if fields[2] == name:
+                return fields[fields.index("-") + 1]
+    return ""
 
 
 def _libc() -> ctypes.CDLL | None:
@@ -829,6 +984,7 @@ def _libc() -> ctypes.CDLL | None:
     try:
         library = ctypes.CDLL(None, use_errno=True)
         library.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong]
+        library.sync_file_range.argtypes = [ctypes.c_int, ctypes.c_longlong, ctypes.c_longlong, ctypes.c_uint]
         return library
     except (OSError, AttributeError):
         return None

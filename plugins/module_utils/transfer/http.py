@@ -12,10 +12,12 @@ import base64
 import contextlib
 import email.utils
 import http.client
+import io
 import os
 import selectors
 import socket
 import ssl
+import struct
 import time
 import urllib.request
 from collections.abc import Collection, Mapping
@@ -99,6 +101,85 @@ class Origin:
         return cls(parts.scheme, parts.hostname, port or (443 if parts.scheme == "https" else 80))
 
 
+class Stream:
+    """Reads a body off its socket in pieces that are worth their cost: as much as is there, at best a whole buffer.
+
+    A read that returns with a few packets costs as much as one that returns with a MiB, and the threads of a download
+    take turns in the interpreter. So where bytes come fast, a plain socket is told to fill the buffer, and records of
+    TLS (16 KiB at most) are gathered while more of them are there.
+    """
+
+    #: What counts as fast: so many bytes, within this time of asking.
+    FAST_BYTES, FAST_S = 1 << 17, 0.05
+    #: The longest that a read may hold back bytes that are there.
+    FILL_S = 1.0
+
+    def __init__(self, raw: http.client.HTTPResponse, sock: socket.socket, timeout: float) -> None:
+        self._raw = raw
+        self._sock = sock
+        self._timeout = timeout
+        sock.settimeout(timeout)
+        self._secure = isinstance(sock, ssl.SSLSocket)
+        self._direct = False
+        self._fast = False
+        self._filling = False
+
+    def readinto(self, buffer: memoryview) -> int:
+        """At least one byte, 0 at the end. Raises TimeoutError when none came in time."""
+        if not self._direct:
+            # The head was read through a file object, which may have kept some of the body. A read of more than it can
+            # keep leaves nothing in it.
+            count: int = self._raw.fp.readinto1(buffer)
+            self._direct = len(buffer) > io.DEFAULT_BUFFER_SIZE
+            return count
+        begun = time.monotonic()
+        if self._secure:
+            return self._records(buffer)
+        filled = self._fill(buffer) if self._fast else None
+        if filled is None:
+            self._set_filling(False)
+            filled = self._sock.recv_into(buffer)
+        self._fast = filled >= self.FAST_BYTES and time.monotonic() - begun < self.FAST_S
+        return filled
+
+    def _fill(self, buffer: memoryview) -> int | None:
+        """Wait for the whole buffer, but not long; null when nothing came by then."""
+        self._set_filling(True)
+        try:
+            return self._sock.recv_into(buffer, 0, socket.MSG_WAITALL)
+        except BlockingIOError:
+            return None
+
+    def _set_filling(self, filling: bool) -> None:
+        if filling == self._filling:
+            return
+        self._filling = filling
+        if filling:
+            # The kernel's own time limit: with Python's the socket does not block, and cannot wait for more.
+            self._sock.settimeout(None)
+            limit = min(self.FILL_S, self._timeout)
+            packed = struct.pack("@ll", int(limit), int(limit % 1 * 1e6))
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, packed)
+        else:
+            self._sock.settimeout(self._timeout)
+
+    def _records(self, buffer: memoryview) -> int:
+        count = self._sock.recv_into(buffer)
+        if 0 < count < len(buffer):
+            self._sock.settimeout(0.0)
+            try:
+                while count < len(buffer):
+                    more = self._sock.recv_into(buffer[count:])
+                    if not more:
+                        break
+                    count += more
+            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+                pass
+            finally:
+                self._sock.settimeout(self._timeout)
+        return count
+
+
 @dataclass
 class Response:
     """An answer whose body has not been read.
@@ -115,6 +196,7 @@ class Response:
     hops: dict[str, str]
     length: int | None
     _raw: http.client.HTTPResponse
+    _stream: Stream
     _left: int | None = field(default=None)
 
     def __post_init__(self) -> None:
@@ -129,9 +211,7 @@ class Response:
                 return len(data)
             if self._left == 0:
                 return 0
-            wanted = buffer[: self._left] if self._left < len(buffer) else buffer
-            # The response's own readinto waits until the whole buffer is full; its file object need not.
-            count: int = self._raw.fp.readinto1(wanted)
+            count = self._stream.readinto(buffer[: self._left] if self._left < len(buffer) else buffer)
         except TimeoutError:
             raise
         except (OSError, http.client.HTTPException, ValueError, AttributeError) as exc:
@@ -204,9 +284,9 @@ class Session:
                     hops.setdefault(name, raw.headers[name])
             location = raw.headers.get("location")
             if raw.status not in REDIRECTS or not location:
-                self._open = _response(raw, here, here != url or origin not in (None, Origin.of(url)), hops)
-                if self._sock is not None:
-                    self._sock.settimeout(self._stall_timeout)
+                redirected = here != url or origin not in (None, Origin.of(url))
+                stream = Stream(raw, cast(socket.socket, self._sock), self._stall_timeout)
+                self._open = _response(raw, here, redirected, hops, stream)
                 return self._open
             # A short body is read so that the connection can be used again; a long one is not worth it.
             try:
@@ -300,10 +380,12 @@ class Session:
         return connection
 
 
-def _response(raw: http.client.HTTPResponse, url: str, redirected: bool, hops: dict[str, str]) -> Response:
+def _response(
+    raw: http.client.HTTPResponse, url: str, redirected: bool, hops: dict[str, str], stream: Stream
+) -> Response:
     # http.client leaves length null for chunked bodies and for those that end with the connection.
     headers = cast(Mapping[str, str], raw.headers)
-    return Response(raw.status, plain(raw.reason), headers, url, redirected, hops, raw.length, raw)
+    return Response(raw.status, plain(raw.reason), headers, url, redirected, hops, raw.length, raw, stream)
 
 
 def _connect_any(
