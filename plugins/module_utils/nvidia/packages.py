@@ -14,19 +14,36 @@ from ..machine import Machine
 from .values import version_key
 
 _DRIVER = re.compile(
-    r"^(?:lib)?nvidia[-+.a-z0-9]*$|^xserver-xorg-video-nvidia[-a-z0-9]*$|^libcuda1$|^lib(?:egl|gles?|glx|cud)[-a-z0-9]*-nvidia"
-    r"|^linux-(?:modules|objects|signatures)-nvidia-|^cuda-drivers|^libnvcuvid1$|^libxnvctrl0$"
+    r"^(?:lib)?nvidia[-+.a-z0-9]*$|^xserver-xorg-video-nvidia[-a-z0-9]*$|^libcuda1$|^lib(?:egl|gles?|glx|cud|gl1)[-a-z0-9]*-nvidia"
+    r"|^linux-(?:modules|objects|signatures)-nvidia-|^cuda-drivers|^libnvcuvid1$|^libxnvctrl0$|^libnvoptix1$"
+    r"|^libcudadebugger1$|^firmware-nvidia-(?:[a-z0-9-]+-)?gsp$"
 )
 _KERNEL = re.compile(r"^linux-(?:image|headers|modules|generic|virtual)")
-#: Packages with "nvidia" in their name whose versions follow no driver branch (measured on Debian 12 and 13, FACTS).
+#: Packages with "nvidia" in their name whose versions follow no driver branch (measured on Debian 12 and 13): tools
+#: with a source package of their own (modprobe, persistenced, settings, prime), data of which one version serves all
+#: branches (nvidia-egl-common, nvidia-vulkan-common, nvidia-suspend-common), and what only uses a driver (containers,
+#: CUDA, cuDNN, nsight).
 _OWN_VERSIONS = re.compile(
     r"^(?:nvidia-(?:modprobe|persistenced|settings|xconfig|support|installer-cleanup|kernel-common|legacy-check|detect|prime"
-    r"|cuda-|cudnn|container|docker|egl-|vaapi|profiler|visual-|nsight|firmware-|driver-pinning|open-gpu-|smi-exporter"
+    r"|cuda-(?!mps)|cudnn|container|docker|egl-|vaapi|profiler|visual-|nsight|firmware-|driver-pinning|open-gpu-|smi-exporter"
     r"|primus|[a-z]+-common|texture)|libnvidia-(?:container|egl-|ptxjitcompiler-cuda)|libxnvctrl0"
     r"|nvidia-egl-common|nvidia-fs|nvidia-gds|nvidia-imex|libnvidia-nscq|libnvidia-api1$|linux-)"
 )
 _BRANCH_VERSION = re.compile(r"^(?:\d+:)?(\d{3})\.\d+")
 _NAME_BRANCH = re.compile(r"-(\d{3})(?:-|$)")
+#: The branch in the name of a driver package; the numbers of a kernel (5.15.0-105) come later in the name.
+_DRIVER_NAME_BRANCH = re.compile(r"(?:nvidia|cuda-drivers)(?:-[a-z]+\d*)*?-([3-9]\d{2})(?=-|$)")
+_DRIVER_SOURCE = re.compile(
+    r"^(?:nvidia-graphics-drivers|nvidia-open|linux-restricted-(?:modules|signatures)|cuda-drivers|fabric-manager"
+    r"|nvidia-fabric-?manager|libnvidia-nscq|nvidia-imex)"
+)
+#: Packages that depend on a driver, of whichever branch: no part of what is kept together with the module.
+_USERS = re.compile(
+    r"^(?:lib)?nvidia-(?:container|docker|cuda-(?!mps)|cudnn|vaapi|profiler|visual-|nsight|texture|cg-|smi-exporter|fs|gds|ml-dev)"
+)
+_OPEN = re.compile(
+    r"^(?:nvidia|cuda-drivers)[a-z0-9.-]*-open(?:-|$)|^nvidia-open(?:-|$)|^linux-(?:modules|objects|signatures)-nvidia-.*open(?:-|$)"
+)
 _PIN_TARGET = re.compile(r"nvidia|cuda|linux-(?:image|headers|generic|\*)", re.IGNORECASE)
 
 
@@ -71,7 +88,54 @@ class Package:
         return {**asdict(self), "branch": self.branch, "held": self.held}
 
 
-def _stanzas(text: str) -> Iterator[dict[str, str]]:
+def is_driver(name: str) -> bool:
+    """Whether a package is the driver's or one of its companions, by its name."""
+    return bool(_DRIVER.match(name))
+
+
+def is_kept_with_driver(name: str) -> bool:
+    """Whether a package has to stay as it is while the driver does: the driver's, and its companions."""
+    return is_driver(name) and not _USERS.match(name)
+
+
+def is_open_flavour(name: str) -> bool:
+    """Whether a package is of the open kernel module, which does not know Volta."""
+    return bool(_OPEN.match(name))
+
+
+def is_companion(name: str) -> bool:
+    """Whether a driver package has a version of its own; one with a branch in its name has not."""
+    return bool(_OWN_VERSIONS.match(name)) and name_branch(name) is None
+
+
+def name_branch(name: str) -> str | None:
+    """The branch that the name of a driver package promises; null where it promises none."""
+    match = _DRIVER_NAME_BRANCH.search(name)
+    return match[1] if match and is_driver(name) else None
+
+
+def candidate_branch(name: str, version: str, source: str | None = None) -> str | None:
+    """The branch of a package that could be installed; null for what is no driver package or has no branch.
+
+    The version decides, then the source package (``nvidia-graphics-drivers-535 (535.183.01-0ubuntu1)``), then the name:
+    archives have put 510 into nvidia-driver-495, and prebuilt modules have the version of their kernel.
+    """
+    source_name, _, source_version = (source or "").partition(" ")
+    if not is_driver(name) and not _DRIVER_SOURCE.match(source_name):
+        return None
+    if is_companion(name):
+        return None
+    for match in (
+        None if name.startswith("linux-") else _BRANCH_VERSION.match(version),
+        _BRANCH_VERSION.match(source_version.strip("()")) if _DRIVER_SOURCE.match(source_name) else None,
+        re.search(r"-([3-9]\d{2})(?=-|$)", source_name) if _DRIVER_SOURCE.match(source_name) else None,
+    ):
+        if match:
+            return match[1]
+    return name_branch(name)
+
+
+def stanzas(text: str) -> Iterator[dict[str, str]]:
     for block in re.split(r"\n\s*\n", text):
         fields: dict[str, str] = {}
         for line in block.splitlines():
@@ -85,7 +149,7 @@ def _stanzas(text: str) -> Iterator[dict[str, str]]:
 def parse_status(text: str) -> list[Package]:
     """Packages of driver and kernel in dpkg's status file."""
     found = []
-    for fields in _stanzas(text):
+    for fields in stanzas(text):
         name, status = fields.get("Package", ""), fields.get("Status", "").split()
         if len(status) != 3 or status[2] in ("not-installed", "config-files"):
             continue
@@ -125,7 +189,7 @@ def pins(machine: Machine) -> list[Pin]:
         text = machine.read(path) or ""
         # A comment line between the fields of a stanza does not end it.
         text = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
-        for fields in _stanzas(text):
+        for fields in stanzas(text):
             lowered = {key.lower(): value for key, value in fields.items()}
             names = lowered.get("package", "")
             if _PIN_TARGET.search(names):
@@ -170,7 +234,7 @@ _CHANGE = re.compile(r"(?P<name>[a-z0-9][-+.a-z0-9]+)(?::[a-z0-9]+)? \((?P<versi
 def parse_history(text: str) -> list[Upgrade]:
     """Changes of driver packages, oldest first."""
     found = []
-    for fields in _stanzas(text):
+    for fields in stanzas(text):
         changes: list[tuple[str, str | None, str]] = []
         for key in ("Install", "Upgrade", "Downgrade", "Reinstall"):
             for match in _CHANGE.finditer(fields.get(key, "")):

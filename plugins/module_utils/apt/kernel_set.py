@@ -1,0 +1,212 @@
+# Copyright: The volta.llm authors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Which installed packages are the kernel's: images, modules and headers of each release, and the metas above them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ..faults import Fault
+from ..nvidia import packages
+from ..nvidia.kernels import Kernels
+from ..nvidia.values import version_key
+from .catalogue import CATALOGUE
+from .status import Installed, Record
+
+#: Packages of one kernel release. Debug symbols come to nobody unasked.
+_VERSIONED = re.compile(
+    r"^linux-(?P<part>image|modules|headers|buildinfo)-(?:unsigned-|extra-|uc-|ipu6-|iwlwifi-)*(?P<release>\d[^:]*?)(?:-unsigned)?$"
+)
+#: Headers that several flavours of a kernel share: linux-headers-5.15.0-91, linux-hwe-6.8-headers-6.8.0-60.
+_HEADERS = re.compile(r"^linux-(?:[a-z0-9.-]+-)?headers-\d")
+#: Meta packages as the distributions name them, for what is not installed, so that its dependencies are not at hand.
+_META = re.compile(
+    r"^linux-(?:(?P<part>image|headers|modules-extra|modules)-)?(?:generic|virtual|lowlatency|cloud|aws|azure|gcp|gke|gkeop"
+    r"|oracle|ibm|kvm|oem|nvidia|intel|raspi|lowlatency|rt|amd64|arm64|686|hwe|signed|realtime|server)(?:-[a-z0-9.+-]+)?$"
+)
+#: What else is built from a kernel's source: libraries and tools for programs, firmware, documentation.
+_OTHERS = re.compile(
+    r"^linux-(?:libc-dev|tools|cloud-tools|base|firmware|doc|source|perf|cpupower|kbuild|compiler|config|support"
+    r"|crashdump|sound-base|sysctl-defaults|bpf-dev|manual|debug)"
+)
+#: For unattended-upgrades: beginnings of names (it matches from the start, and a plain prefix is cheapest for it).
+KERNEL_BLACKLIST = (
+    "linux-headers-",
+    "linux-image-",
+    "linux-modules-",
+    "linux-generic",
+    "linux-virtual",
+    "linux-lowlatency",
+)
+DRIVER_BLACKLIST = (
+    "cuda-",
+    "firmware-nvidia-",
+    "libcuda1",
+    "libcudadebugger1",
+    "libegl-nvidia",
+    "libgl1-nvidia",
+    "libgles-nvidia",
+    "libglx-nvidia",
+    "libnvcuvid1",
+    "libnvidia-",
+    "libnvoptix1",
+    "libxnvctrl0",
+    "linux-modules-nvidia-",
+    "linux-objects-nvidia-",
+    "linux-signatures-nvidia-",
+    "nvidia-",
+    "xserver-xorg-video-nvidia",
+)
+
+
+def release_of(name: str) -> str | None:
+    """The kernel release of a versioned package: ``5.15.0-91-generic``."""
+    match = _VERSIONED.match(name)
+    if not match or packages.is_driver(name) or match["release"].endswith(("-dbg", "-dbgsym")):
+        return None
+    return match["release"]
+
+
+def _is_versioned(name: str) -> bool:
+    return release_of(name) is not None or bool(_HEADERS.match(name))
+
+
+def kind_of(name: str, record: Record | None = None) -> str | None:
+    """``kernel``, ``headers`` or null: by name, and where its record is known by what it leads to."""
+    if not name.startswith("linux-") or packages.is_driver(name) or _OTHERS.match(name):
+        return None
+    if _HEADERS.match(name):
+        return "headers"
+    if release_of(name):
+        return "headers" if name.startswith("linux-headers-") else "kernel"
+    meta = _META.match(name)
+    if meta:
+        return "headers" if meta["part"] == "headers" else "kernel"
+    led_to = {kind_of(other) for other in (record.leads_to() if record else ())}
+    return "kernel" if "kernel" in led_to else "headers" if "headers" in led_to else None
+
+
+@dataclass(frozen=True)
+class KernelSet:
+    """``metas`` and ``releases`` (release to packages) of what is installed, with their full names."""
+
+    metas: tuple[str, ...] = ()
+    releases: dict[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def images(self) -> list[str]:
+        """Releases whose image is installed, newest first."""
+        found = [
+            release
+            for release, names in self.releases.items()
+            if any(name.startswith("linux-image-") and release_of(name.split(":")[0]) == release for name in names)
+        ]
+        return sorted(found, key=version_key, reverse=True)
+
+
+def kernel_set(installed: Sequence[Installed]) -> KernelSet:
+    """Walk from the versioned packages up to the metas, and down to the headers that a release shares."""
+    by_name = {package.name: package for package in installed}
+    releases: dict[str, list[str]] = {}
+    for package in installed:
+        release = release_of(package.name)
+        if release:
+            releases.setdefault(release, []).append(package.full_name)
+    for names in releases.values():
+        for name in list(names):
+            record = by_name.get(name.split(":")[0])
+            names += [
+                by_name[other].full_name
+                for other in (record.leads_to() if record else ())
+                if _HEADERS.match(other) and other in by_name and by_name[other].full_name not in names
+            ]
+    metas: set[str] = set()
+    while True:
+        more = {
+            package.full_name
+            for package in installed
+            if package.full_name not in metas
+            and not _is_versioned(package.name)
+            and not packages.is_driver(package.name)
+            and not _OTHERS.match(package.name)
+            and _leads(package, metas)
+        }
+        if not more:
+            break
+        metas |= more
+    return KernelSet(tuple(sorted(metas)), {release: tuple(sorted(set(names))) for release, names in releases.items()})
+
+
+def _leads(package: Installed, metas: Iterable[str]) -> bool:
+    """Whether it brings a kernel: by a versioned package it needs, or, named as the kernel's, by another meta."""
+    known = set(metas)
+    for group in package.depends:
+        if len(group) == 1 and _is_versioned(group[0]):
+            return True
+        if package.name.startswith("linux-") and group[0] in known:
+            return True
+    return False
+
+
+def driver_set(installed: Sequence[Installed]) -> list[str]:
+    """Everything of the driver that is installed, its companions and the prebuilt modules."""
+    return sorted(package.full_name for package in installed if packages.is_kept_with_driver(package.name))
+
+
+def intruders(kernels: Kernels, found: KernelSet, has_module: Callable[[str], bool]) -> list[str]:
+    """Installed kernels newer than the running one, or booting next, for which the driver has no module.
+
+    A driver that has none for the running kernel either is no measure for the others.
+    """
+    running = kernels.running
+    if running is None or not has_module(running):
+        return []
+    candidates = dict.fromkeys([*kernels.installed, *found.images])
+    return [
+        release
+        for release in candidates
+        if release != running
+        and (release == kernels.next or version_key(release) > version_key(running))
+        and not has_module(release)
+    ]
+
+
+def judge(kernels: Kernels, found: KernelSet, has_module: Callable[[str], bool], driver: bool) -> list[Fault]:
+    """What is wrong about the kernels beside the running one. ``driver``: driver packages are installed."""
+    faults = []
+    running = kernels.running
+    without = intruders(kernels, found, has_module) if driver else []
+    for release in without:
+        names = found.releases.get(release, ())
+        boots = f"{release} boots next" if release == kernels.next else f"{release} is installed beside it"
+        remove = f"apt-get remove {' '.join(names)}" if names else f"remove /boot/vmlinuz-{release}"
+        faults.append(
+            CATALOGUE.fault(
+                "kernel_without_driver",
+                f"linux-image-{release}",
+                f"{running} runs, {boots}, and no nvidia module is on disk for {release}",
+                f"build it (apt-get install linux-headers-{release} && dkms autoinstall -k {release}) or take the "
+                f"kernel away ({remove}); until then boot the former one: kernel_hold, tasks_from boot_former",
+            )
+        )
+    if running and kernels.next and kernels.next != running and kernels.next not in without:
+        faults.append(
+            CATALOGUE.fault(
+                "kernel_changes_at_boot",
+                f"linux-image-{kernels.next}",
+                f"{kernels.next} boots next, {running} runs",
+                "reboot when it suits; nothing else is to be done",
+            )
+        )
+    if running and found.releases and running not in found.releases:
+        faults.append(
+            CATALOGUE.fault(
+                "kernel_not_packaged",
+                f"linux-image-{running}",
+                f"no installed package brings linux-image-{running}, which is the running kernel",
+                "reboot into an installed kernel, or ignore this where the kernel comes from elsewhere",
+            )
+        )
+    return faults
