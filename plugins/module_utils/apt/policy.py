@@ -288,7 +288,7 @@ def branches(changes: Iterable[Change]) -> dict[str, list[str]]:
     for change in changes:
         if change.branch:
             found.setdefault(change.branch, []).append(change.name)
-    return {branch: sorted(found[branch]) for branch in sorted(found)}
+    return {branch: sorted(set(found[branch])) for branch in sorted(found)}
 
 
 _UPGRADED = re.compile(r"Packages that will be upgraded: (?P<names>.*)$", re.MULTILINE)

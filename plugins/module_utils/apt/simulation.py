@@ -24,12 +24,13 @@ def run(system: Machine, request: Request, policy: Policy) -> tuple[dict[str, An
     """The results and all faults."""
     if request.action == "unattended_upgrade":
         return _unattended(system, policy)
-    planned, faults = transaction.simulate(system, request)
+    before = status.installed(system) or []
+    planned, faults = transaction.simulate(system, request, {package.name for package in before if package.held})
     if faults:
         missing = any(fault.code == "apt_missing" for fault in faults)
         return _results(planned, [], available=not missing), faults
     policies.with_branches(planned)
-    violations = policies.judge(planned, policy, status.installed(system) or [], request.packages)
+    violations = policies.judge(planned, policy, before, request.packages)
     return _results(planned, violations, available=True), violations
 
 

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -197,8 +197,8 @@ class Request:
         return [*words, self.action.replace("_", "-"), *self.packages]
 
 
-def failure(answer: Completed, asked: Sequence[str]) -> Fault | None:
-    """The fault of an apt-get that did not say what it would do; null where it did."""
+def failure(answer: Completed, asked: Sequence[str], held: Collection[str] = ()) -> Fault | None:
+    """The fault of an apt-get that did not say what it would do; null where it did. ``held`` are names."""
     if answer.ok:
         return None
     if answer.missing:
@@ -220,12 +220,14 @@ def failure(answer: Completed, asked: Sequence[str]) -> Fault | None:
             "dpkg --configure -a && apt-get --fix-broken install",
         )
     if _UNRESOLVABLE.search(errors) or _UNMET in answer.stdout:
-        return CATALOGUE.fault(
-            "apt_unresolvable",
-            subject,
-            reason(answer),
-            "update the package lists; then compare versions with: apt-cache policy " + " ".join(map(_bare, asked)),
-        )
+        because = reason(answer)
+        # apt says "held broken packages" whether anything is held or not.
+        in_the_way = sorted(set(re.split(r"[\s:,;()]+", because)) & set(held))
+        remedy = "update the package lists; then compare versions with: apt-cache policy " + " ".join(map(_bare, asked))
+        if in_the_way:
+            because += f" (held: {', '.join(in_the_way)})"
+            remedy = f"release what is held first: apt-mark unhold {' '.join(in_the_way)}; or " + remedy
+        return CATALOGUE.fault("apt_unresolvable", subject, because, remedy)
     return CATALOGUE.fault(
         "apt_failed", subject, f"apt-get: {reason(answer)}", "mend what apt names, then run: apt-get update"
     )
@@ -235,10 +237,10 @@ def _bare(word: str) -> str:
     return re.split(r"[=/]", word.rstrip("+-"))[0]
 
 
-def simulate(system: Machine, request: Request) -> tuple[Transaction, list[Fault]]:
+def simulate(system: Machine, request: Request, held: Collection[str] = ()) -> tuple[Transaction, list[Fault]]:
     """The transaction, with the records of what would change; or why there is none."""
     answer = system.run(request.argv())
-    fault = failure(answer, request.packages)
+    fault = failure(answer, request.packages, held)
     if fault:
         return Transaction(), [fault]
     return with_records(system, request, parse(answer.stdout)), []
