@@ -22,6 +22,16 @@ options:
     default: 30.0
 """
 
+    SYSROOT = r"""
+options:
+  sysroot:
+    description:
+      - Folder below which C(/proc), C(/sys) and files are read.
+      - When it holds a folder C(commands/), the outputs and exit statuses recorded there answer instead of the real programs.
+    type: path
+    default: /
+"""
+
     NVIDIA_SMI = r"""
 options:
   nvidia_smi:

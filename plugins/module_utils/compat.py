@@ -246,11 +246,24 @@ class Row:
     disputed: str = ""
 
 
+#: Highest gcc that nvcc takes, by toolkits from the first to the second release.
+GCC_LIMITS = (("11.8", "11.8", 11), ("12.0", "12.3", 12), ("12.4", "12.6", 13), ("12.8", "12.9", 14))
+
+
+def highest_gcc(cuda: str) -> int | None:
+    """The newest gcc that a toolkit takes as its host compiler; null for toolkits that the table does not have."""
+    release = tuple(int(number) for number in cuda.split(".")[:2])
+    for low, high, gcc in GCC_LIMITS:
+        first, last = (tuple(int(number) for number in bound.split(".")) for bound in (low, high))
+        if first <= release <= last:
+            return gcc
+    return None
+
+
 def _gcc_rows() -> Iterator[Row]:
     """Highest host compiler by toolkit."""
     source = "NVIDIA, CUDA Installation Guide for Linux, host compiler support; llama.cpp#9205"
-    limits = (("11.8", "11.8", 11), ("12.0", "12.3", 12), ("12.4", "12.6", 13), ("12.8", "12.9", 14))
-    for low, high, gcc in limits:
+    for low, high, gcc in GCC_LIMITS:
         toolkits = f"CUDA {low}" if low == high else f"CUDA {low} to {high}"
         yield Row(
             "gcc_too_new_for_cuda",

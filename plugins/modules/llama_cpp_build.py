@@ -14,6 +14,9 @@ description:
     C(<prefix>/releases/<version>-<fingerprint>).
   - The link C(<prefix>/current) is switched only after the built server has started, named its version and commit, and loaded its
     libraries from inside the release. With O(backend=cuda) the CUDA library must hold native code for the architectures asked for.
+  - With O(backend=cuda), and a GPU with a loaded driver in the machine, the engine must also list every GPU and compute on each of them
+    (C(llama-bench) on a model of half a megabyte that is made on the spot). Otherwise it is not put into use. A release that was built
+    before the driver came is tried by the first run after that, and again under every other driver.
   - The fingerprint covers the source, the options, the targets and the versions of the tools. When a release of this fingerprint is in
     place and in use, nothing is done, in well under a second.
   - An interrupted build is continued by the next run. A failed one leaves the release in use as it was.
@@ -76,11 +79,28 @@ options:
   cuda_root:
     description:
       - Root of the CUDA toolkit whose compiler, headers and libraries are used together.
-      - Left out, C(nvcc) is looked up in C(/usr/local/cuda/bin) and in PATH.
+      - Left out, it is the first of C(/usr/local/cuda), C(/usr/local/cuda-*) and the one in PATH that compiles for O(cuda_architectures).
     type: path
   cuda_host_compiler:
-    description: The C++ compiler that nvcc calls, where the system's own is newer than the toolkit accepts, for example V(/usr/bin/g++-11).
+    description:
+      - The C++ compiler that nvcc calls.
+      - Left out, it is the system's own, or, where that is newer than the toolkit accepts, the newest C(g++-N) beside it that it does accept.
     type: path
+  nccl:
+    description:
+      - Whether GPUs talk to each other through NCCL, which must then be installed for the toolkit. It serves O(backend=cuda) with split mode
+        C(tensor); layers are split without it.
+    type: bool
+    default: false
+  portable:
+    description:
+      - Whether the release is to run on other machines. It is then compiled for the common instruction sets (AVX2) instead of this processor's,
+        and takes the toolkit's runtime libraries along.
+    type: bool
+    default: false
+  model_architecture:
+    description: Architecture of the model that is to be served, as its GGUF header names it, for example V(qwen4exp). The engine must know it.
+    type: str
   prefix:
     description: Folder that holds C(releases), C(current) and C(previous).
     type: path
@@ -99,10 +119,12 @@ options:
       - Left out, it is the user who runs the module.
     type: str
   targets:
-    description: What to build. C(llama-server) is always built, because the proof runs it.
+    description:
+      - What to build. C(llama-server), and with O(backend=cuda) C(llama-bench), are always built, because the proof runs them.
+      - V(rpc-server) is the name also for newer sources, which call it C(ggml-rpc-server).
     type: list
     elements: str
-    default: [llama-server, llama-fit-params, llama-bench]
+    default: [llama-server, llama-fit-params, llama-bench, llama-gguf-split]
   cmake_options:
     description:
       - Further options for cmake, as names without C(-D) and values. V(true) and V(false) become C(ON) and C(OFF).
@@ -127,6 +149,8 @@ options:
     description: File for progress records; set by the action plugin of the same name, which shows them while the module runs.
     type: path
 extends_documentation_fragment:
+  - volta.llm.machine.nvidia_smi
+  - volta.llm.machine.sysroot
   - volta.llm.machine.variables
   - volta.llm.machine.attributes
 attributes:
@@ -229,7 +253,7 @@ capabilities:
       type: list
       elements: str
 proof:
-  description: The checks that the release passed, each with what was seen.
+  description: The checks that the release passed, each with what was seen; those on GPUs (C(devices), C(compute)) last.
   returned: always
   type: list
   elements: dict
@@ -268,7 +292,7 @@ faults:
       remedy: Check that sha256 belongs to the version asked for.
 """
 
-from ansible_collections.volta.llm.plugins.module_utils.arguments import VARIABLES
+from ansible_collections.volta.llm.plugins.module_utils.arguments import NVIDIA_SMI, SYSROOT, VARIABLES
 from ansible_collections.volta.llm.plugins.module_utils.engine.request import Request
 from ansible_collections.volta.llm.plugins.module_utils.engine.run import build
 from ansible_collections.volta.llm.plugins.module_utils.module import VoltaModule
@@ -298,13 +322,18 @@ def main() -> None:
             "targets": {
                 "type": "list",
                 "elements": "str",
-                "default": ["llama-server", "llama-fit-params", "llama-bench"],
+                "default": ["llama-server", "llama-fit-params", "llama-bench", "llama-gguf-split"],
             },
             "cmake_options": {"type": "dict", "default": {}},
             "jobs": {"type": "int", "default": 0},
             "keep_releases": {"type": "int", "default": 3},
             "switch": {"type": "bool", "default": True},
             "progress_file": {"type": "path"},
+            "nccl": {"type": "bool", "default": False},
+            "portable": {"type": "bool", "default": False},
+            "model_architecture": {"type": "str"},
+            **NVIDIA_SMI,
+            **SYSROOT,
             **VARIABLES,
         },
         supports_check_mode=True,

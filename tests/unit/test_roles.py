@@ -28,7 +28,8 @@ TYPES = {
 #: Options of a module that a role sets itself, or from a variable of another name, and of which no fault is made.
 SET_BY_THE_ROLE = {
     "gpu_verify": {"sysroot", "require"},
-    "llama_cpp": {"source_type"},
+    "cuda_toolkit": {"forbidden", "install_recommends", "packages", "required", "sysroot"},
+    "llama_cpp": {"action", "archive", "name", "portable", "sha256", "source_type", "sysroot"},
     "llama_server": {"api_key_file", "guard", "name", "sysroot"},
     "model": {"dest", "job_file"},
     "nouveau": {"state", "sysroot"},

@@ -67,6 +67,18 @@ CATALOGUE = Catalogue(
             "host compiler: nvcc accepts gcc up to 12",
         ),
         FaultKind(
+            "toolkit_unavailable",
+            "error",
+            "No CUDA toolkit that compiles for the card can be had in the way that was asked for.",
+            "CUDA 12.2: NVIDIA's archive for Ubuntu 24.04 begins with 12.5",
+        ),
+        FaultKind(
+            "toolkit_needs_driver",
+            "critical",
+            "The distribution's CUDA toolkit brings the libcuda of another driver branch than the one on the machine.",
+            "nvidia-cuda-toolkit 12.4: needs the libcuda of driver 550 (Debian 13), and driver 535.274.02 is here",
+        ),
+        FaultKind(
             "toolkit_incomplete",
             "error",
             "The CUDA toolkit has its compiler, but not a library that the engine links.",
@@ -149,6 +161,12 @@ CATALOGUE = Catalogue(
         ),
         DISK_FULL,
         FaultKind(
+            "library_missing",
+            "error",
+            "A library that was asked for was not found when configuring.",
+            "NCCL: not found by cmake",
+        ),
+        FaultKind(
             "cmake_option_unused",
             "warning",
             "An option that was passed to cmake means nothing to this source.",
@@ -172,6 +190,37 @@ CATALOGUE = Catalogue(
             "error",
             "The built CUDA library holds no native code for an architecture that was asked for.",
             "libggml-cuda: has code for sm_80, sm_90, none for sm_70",
+        ),
+        FaultKind(
+            "model_architecture_unknown",
+            "error",
+            "The built engine does not know the architecture of the model.",
+            "qwen4exp: this engine does not know the architecture",
+        ),
+        FaultKind(
+            "gpu_proof_failed",
+            "error",
+            "The built engine does not show all GPUs, or does not compute on one of them; it was not put into use.",
+            "llama-bench: a small model does not run on CUDA0: no kernel image is available",
+        ),
+        FaultKind(
+            "gpu_busy",
+            "error",
+            "The built engine could not be tried on the GPUs, because something else fills or holds them.",
+            "llama-bench: a small model does not run on CUDA0: out of memory",
+        ),
+        # Releases that come from elsewhere, and the way back.
+        FaultKind(
+            "release_damaged",
+            "error",
+            "A release is not what its manifest or its archive's hash says; nothing of it was put into use.",
+            "0.5.0-dev-3f6d0a9c51be: lib/libllama.so.0 has another SHA-256 than its manifest says",
+        ),
+        FaultKind(
+            "release_missing",
+            "error",
+            "The release that is to be put into use is not on the machine.",
+            "/opt/llama.cpp/previous: there is no release to go back to",
         ),
     ],
 )

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +48,7 @@ class Builder:
         status, text = self._logged(command, append=False)
         if status != 0:
             raise FaultError(explain(text, str(self._work.log), "configure", status))
-        return configured_version(text), check_configured(text, self._request.backend)
+        return configured_version(text), check_configured(text, self._request.backend, self._request.nccl)
 
     def build(self) -> int:
         """Run ninja; the number of jobs that it ended with. One retry with fewer jobs where memory ran out."""
@@ -63,8 +64,15 @@ class Builder:
                 raise FaultError(explain(text, str(self._work.log), "build", status))
         return jobs
 
+    def programs(self) -> dict[str, str]:
+        """The programs that were asked for, each with the name that this source has for it."""
+        text = ""
+        with contextlib.suppress(OSError):
+            text = (self._work.build / "build.ninja").read_text(encoding="utf-8", errors="replace")
+        return {target: named_in(target, text) for target in self._request.targets}
+
     def _ninja(self, jobs: int) -> tuple[int, str]:
-        command = [self._tools.ninja, "-C", str(self._work.build), "-j", str(jobs), *self._request.targets]
+        command = [self._tools.ninja, "-C", str(self._work.build), "-j", str(jobs), *self.programs().values()]
         return self._logged(command, append=True)
 
     def _logged(self, command: Sequence[str], append: bool) -> tuple[int, str]:
@@ -83,6 +91,14 @@ class Builder:
             status = stream_as(self._account, command, self._env, str(self._work.build), on_line)
             log.write(f"(exit status {status})\n")
         return status, "".join(lines)
+
+
+def named_in(target: str, build_ninja: str) -> str:
+    """A program's name in this build: ``rpc-server`` is ``ggml-rpc-server`` in newer sources."""
+    renamed = f"ggml-{target}"
+    if f"build bin/{renamed}: " in build_ninja and f"build bin/{target}: " not in build_ninja:
+        return renamed
+    return target
 
 
 def fewer(jobs: int) -> int:

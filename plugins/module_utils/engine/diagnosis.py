@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from ..faults import Fault
 from .catalogue import CATALOGUE
-from .toolchain import numbers
+from .toolkit import numbers
 
 #: How much of a log goes into a message; the rest is in the file that the message names.
 TAIL_LINES = 20
@@ -210,7 +210,7 @@ def configured_version(log: str) -> str | None:
     return found.group(1) if found else None
 
 
-def check_configured(log: str, backend: str) -> list[Fault]:
+def check_configured(log: str, backend: str, nccl: bool = False) -> list[Fault]:
     """What a configuration that ended well can still have wrong: two toolkits, no OpenSSL, options without effect."""
     faults = []
     if backend == "cuda":
@@ -226,6 +226,15 @@ def check_configured(log: str, backend: str) -> list[Fault]:
                     "Name one toolkit in cuda_root; its nvcc, headers and libraries are then used together.",
                 )
             )
+    if nccl and re.search(r"NCCL not found|Could NOT find NCCL", log):
+        faults.append(
+            CATALOGUE.fault(
+                "library_missing",
+                "NCCL",
+                "was asked for and not found by cmake",
+                "Install libnccl-dev for this toolkit's release, or set nccl to false: layers are split without it.",
+            )
+        )
     https = recognise(log)
     if https is not None and https.code == "https_support_missing":
         faults.append(https)

@@ -14,10 +14,14 @@ from typing import Any
 
 from .process import BUILD_MARK, SEARCH_PATH, environment
 from .request import Request
-from .toolchain import Toolchain, numbers
+from .toolchain import Toolchain
+from .toolkit import numbers
 
 #: Raised when the layout of a release or the way of building it changes, so that old releases are built anew.
 LAYOUT = 1
+
+#: Below the work folder: the toolkit's stub of libcuda by the name that the linker looks for.
+STUBS = "stubs"
 
 #: Folders the dynamic loader searches anyway; a toolkit there needs no run path.
 SYSTEM_LIBRARIES = ("/usr", "/usr/local", "/")
@@ -28,7 +32,7 @@ def cmake_options(request: Request, tools: Toolchain) -> dict[str, str]:
     options = {
         "CMAKE_BUILD_TYPE": "Release",
         "BUILD_SHARED_LIBS": "ON",
-        "GGML_NATIVE": "ON",
+        "GGML_NATIVE": "OFF" if request.portable else "ON",
         # Off, not only unbuilt: configuring them costs time, and the web assets would be downloaded.
         "LLAMA_BUILD_TESTS": "OFF",
         "LLAMA_BUILD_EXAMPLES": "OFF",
@@ -39,7 +43,7 @@ def cmake_options(request: Request, tools: Toolchain) -> dict[str, str]:
         "LLAMA_BUILD_NUMBER": str(request.build_number),
         # bin/ and lib/ of a release find each other wherever the release lies.
         "CMAKE_BUILD_WITH_INSTALL_RPATH": "ON",
-        "CMAKE_INSTALL_RPATH": ";".join(["$ORIGIN/../lib", "$ORIGIN", *_toolkit_libraries(tools)]),
+        "CMAKE_INSTALL_RPATH": ";".join(["$ORIGIN/../lib", "$ORIGIN", *run_paths(request, tools)]),
         "GGML_CUDA": "OFF",
     }
     if request.commit:
@@ -48,6 +52,8 @@ def cmake_options(request: Request, tools: Toolchain) -> dict[str, str]:
         options["GGML_RPC"] = "ON"
     if tools.cuda is not None:
         options["GGML_CUDA"] = "ON"
+        # Off, not only left out: on is the source's default, and takes whatever NCCL lies on the machine.
+        options["GGML_CUDA_NCCL"] = "ON" if request.nccl else "OFF"
         options["CMAKE_CUDA_ARCHITECTURES"] = ";".join(request.cuda_architectures)
         options["CMAKE_CUDA_COMPILER"] = tools.cuda.nvcc
         options["CUDAToolkit_ROOT"] = tools.cuda.root
@@ -60,8 +66,9 @@ def cmake_options(request: Request, tools: Toolchain) -> dict[str, str]:
     return options
 
 
-def _toolkit_libraries(tools: Toolchain) -> list[str]:
-    if tools.cuda is None or tools.cuda.root in SYSTEM_LIBRARIES:
+def run_paths(request: Request, tools: Toolchain) -> list[str]:
+    """Folders outside the release in which its programs look for libraries: none for one that is shipped."""
+    if tools.cuda is None or tools.cuda.root in SYSTEM_LIBRARIES or request.portable:
         return []
     return [f"{tools.cuda.root}/lib64"]
 
@@ -75,7 +82,9 @@ def fingerprint_inputs(request: Request, tools: Toolchain) -> dict[str, Any]:
     source = {"type": request.source_type, "sha256": request.sha256}
     if request.source_type == "git":
         source = {"type": "git", "commit": request.commit}
+    shipped = {"portable": True} if request.portable else {}
     return {
+        **shipped,
         "layout": LAYOUT,
         "source": source,
         "version": request.version,
@@ -133,6 +142,9 @@ def build_environment(request: Request, tools: Toolchain, work: Path, home: Path
         extra["CCACHE_DIR"] = cache
     if tools.cuda is not None:
         extra["PATH"] = f"{tools.cuda.root}/bin:{SEARCH_PATH}"
+        # Programs are linked with a library that needs libcuda.so.1. Without a driver the linker finds the stub here;
+        # unlike a run path this is nothing that the programs keep.
+        extra["LDFLAGS"] = f"-Wl,-rpath-link,{work}/{STUBS}"
     return environment(str(home), extra)
 
 

@@ -21,6 +21,7 @@ COMMIT = re.compile(r"^[0-9a-fA-F]{7,40}\Z")
 FULL_COMMIT = re.compile(r"^[0-9a-fA-F]{40}\Z")
 VERSION = re.compile(r"^[0-9A-Za-z][0-9A-Za-z.+_-]*\Z")
 TARGET = re.compile(r"^[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
+MODEL_ARCHITECTURE = re.compile(r"^[a-z0-9][a-z0-9._-]*\Z")
 OPTION = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*\Z")
 
 _Bad = Callable[[str, str, str], None]
@@ -35,6 +36,7 @@ RESERVED_OPTIONS = {
     "CUDAToolkit_ROOT": "cuda_root",
     "CMAKE_CUDA_HOST_COMPILER": "cuda_host_compiler",
     "GGML_CUDA": "`backend`",
+    "GGML_CUDA_NCCL": "nccl",
     "LLAMA_BUILD_COMMIT": "`commit`",
     "LLAMA_BUILD_NUMBER": "build_number",
     "BUILD_SHARED_LIBS": "the module (releases ship shared libraries)",
@@ -43,8 +45,9 @@ RESERVED_OPTIONS = {
     "CMAKE_BUILD_WITH_INSTALL_RPATH": "the module (releases can be moved as a whole)",
 }
 
-#: The release is proven with it, whatever else is built.
+#: The release is proven with them, whatever else is built: the second one computes on the cards.
 SERVER = "llama-server"
+BENCH = "llama-bench"
 
 
 @dataclass(frozen=True)
@@ -67,13 +70,18 @@ class Request:
     cuda_root: str | None = None
     cuda_host_compiler: str | None = None
     build_user: str | None = None
-    targets: tuple[str, ...] = (SERVER, "llama-fit-params", "llama-bench")
+    targets: tuple[str, ...] = (SERVER, "llama-fit-params", BENCH, "llama-gguf-split")
     cmake_options: Mapping[str, str] = field(default_factory=dict)
     jobs: int = 0
     keep_releases: int = 3
     ccache_directory: str | None = None
     progress_file: str | None = None
     switch: bool = True
+    nccl: bool = False
+    portable: bool = False
+    model_architecture: str | None = None
+    nvidia_smi: str = "nvidia-smi"
+    sysroot: str = "/"
 
 
 @dataclass(frozen=True)
@@ -87,7 +95,8 @@ class Account:
 
 def normalised(request: Request) -> Request:
     """The same request in one spelling, so that the same wish has the same fingerprint."""
-    targets = dict.fromkeys((SERVER, *request.targets))
+    always = (SERVER, BENCH) if request.backend == "cuda" else (SERVER,)
+    targets = dict.fromkeys((*always, *request.targets))
     return Request(
         **{
             **request.__dict__,
@@ -245,6 +254,12 @@ def _check_build(request: Request) -> list[Fault]:
             )
         elif name in RESERVED_OPTIONS:
             bad("cmake_options", f"{name} is set by {RESERVED_OPTIONS[name]}", f"Leave {name} out of cmake_options.")
+    if request.model_architecture and not MODEL_ARCHITECTURE.match(request.model_architecture):
+        bad(
+            "model_architecture",
+            f"{request.model_architecture!r} is not the name of an architecture",
+            "Write it as the model's GGUF header has it, for example qwen4exp.",
+        )
     if request.jobs < 0:
         bad("jobs", f"{request.jobs} is negative", "Write 0 for as many as cores and memory allow, or a number.")
     if request.keep_releases < 1:

@@ -23,14 +23,18 @@ from pathlib import Path
 from typing import Any
 
 from ..faults import Fault, FaultError, is_fatal
+from ..machine import Machine
 from ..progress import ProgressWriter
-from . import plan, release, request, sources, toolchain
+from . import plan, proof, release, request, sources, toolchain
 from .catalogue import CATALOGUE
 from .compile import Builder, Work
 from .diagnosis import toolkit_note
-from .process import environment, find_program, processes_in, run_as
+from .gpus import loaded_driver, read_cards
+from .libraries import DRIVER_LIBRARY
+from .process import processes_in
 from .request import Account, Request
 from .toolchain import Toolchain
+from .toolkit import first_match, library_folders
 
 #: How long a run waits for another one in the same folder, in seconds: a build that lost its connection is let end.
 WAIT_S = 2 * 3600.0
@@ -77,17 +81,25 @@ def build(asked: Request, check_mode: bool = False, wait_s: float = WAIT_S) -> O
     # A hardened server's umask of 077 would lock the build user out of the source, and the service out of the release.
     umask = os.umask(0o022)
     try:
-        _Run(wanted, outcome, wait_s).go(check_mode)
-    except FaultError as exc:
-        outcome.faults.append(exc.fault)
-    except OSError as exc:
-        outcome.faults.append(_filesystem_fault(exc))
+        with end_with_faults(outcome.faults):
+            _Run(wanted, outcome, wait_s).go(check_mode)
     finally:
         os.umask(umask)
     if any(is_fatal(fault) for fault in outcome.faults):
         # Work folders are the module's own affair; what the machine uses is as it was.
         outcome.changed = False
     return outcome
+
+
+@contextlib.contextmanager
+def end_with_faults(faults: list[Fault]) -> Iterator[None]:
+    """What stops the work inside becomes a fault more; an error of the file system is one too."""
+    try:
+        yield
+    except FaultError as exc:
+        faults.append(exc.fault)
+    except OSError as exc:
+        faults.append(_filesystem_fault(exc))
 
 
 def _filesystem_fault(exc: OSError) -> Fault:
@@ -111,6 +123,7 @@ class _Run:
         self.wait_s = wait_s
         self.store = release.Store(wanted.prefix)
         self.base = Path(wanted.build_directory)
+        self.machine = Machine(wanted.sysroot)
 
     def go(self, check_mode: bool) -> None:
         account, account_faults = request.find_account(self.wanted)
@@ -129,12 +142,16 @@ class _Run:
             return
         inputs = plan.fingerprint_inputs(self.wanted, tools)
         self.outcome.fingerprint = plan.fingerprint(inputs)
-        if self._settled() or check_mode:
+        settled = self._settled()
+        if check_mode:
+            return
+        if settled is not None:
+            self._prove_on_gpus(settled, account)
             return
         started = time.monotonic()
         with self._lock():
             # Another run may have built the very same while this one waited.
-            if self._settled():
+            if self._settled() is not None:
                 return
             found = self.store.find(self.outcome.fingerprint)
             if found is None:
@@ -145,18 +162,33 @@ class _Run:
                 self._prove(found.path, found.manifest["version"], found.manifest["commit"], tools, account)
             self._describe(found)
             if self.wanted.switch:
+                self._prove_on_gpus(found, account)
                 self._switch(found)
 
-    def _settled(self) -> bool:
-        """True when nothing is to be done; otherwise the outcome already says that something will change."""
+    def _settled(self) -> release.Release | None:
+        """The release when nothing is to be done; otherwise the outcome already says that something will change."""
         found = self.store.find(self.outcome.fingerprint or "")
         if found is not None:
             self._describe(found)
             if not self.wanted.switch or self.store.link("current") == found.path:
                 self.outcome.changed = False
-                return True
+                return found
         self.outcome.changed = True
-        return False
+        return None
+
+    def _prove_on_gpus(self, found: release.Release, account: Account | None) -> None:
+        """Let the release compute on every card, once under each driver; a machine without a loaded driver is none.
+
+        So a release that was built before the driver came is tried by the first run after that, and again after the
+        driver has changed.
+        """
+        if self.wanted.backend != "cuda" or not self.wanted.switch:
+            return
+        outcome = prove_on_gpus_once(found, self.machine, self.wanted.nvidia_smi, account)
+        if outcome is None:
+            self.outcome.notes.append("No GPU with a loaded driver here: the engine has not computed on one yet.")
+        else:
+            self.outcome.proof = [*self.outcome.proof, *outcome]
 
     def _describe(self, found: release.Release) -> None:
         manifest = found.manifest
@@ -187,7 +219,7 @@ class _Run:
         wanted, outcome = self.wanted, self.outcome
         assert outcome.fingerprint is not None
         name = plan.short(outcome.fingerprint)
-        work = self._prepare(name, account)
+        work = self._prepare(name, tools, account)
         outcome.log = str(work.log)
         unpacked = self._source(work, tools, account)
 
@@ -214,8 +246,9 @@ class _Run:
         self.store.clean_partials()
         partial = self.store.releases / f".{name}.{os.getpid()}"
         try:
-            release.lay_down(work.build, wanted.targets, partial, account)
-            proof = self._prove(
+            folders = library_folders(Path(tools.cuda.root)) if tools.cuda and wanted.portable else ()
+            release.lay_down(work.build, builder.programs(), partial, account, folders)
+            shown = self._prove(
                 partial, version or wanted.version, wanted.commit[:9] if wanted.commit else None, tools, account
             )
             outcome.build_s = round(time.monotonic() - started, 1)
@@ -224,23 +257,24 @@ class _Run:
                 {
                     "fingerprint": outcome.fingerprint,
                     "inputs": inputs,
-                    "version": proof.version,
-                    "commit": proof.commit,
+                    "version": shown.version,
+                    "commit": shown.commit,
                     "full_commit": unpacked.commit,
                     "backend": wanted.backend,
                     "cuda_architectures": list(wanted.cuda_architectures),
-                    "capabilities": proof.capabilities.as_dict(),
-                    "proof": proof.checks,
+                    "portable": wanted.portable,
+                    "capabilities": shown.capabilities.as_dict(),
+                    "proof": shown.checks,
                     "built_at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
                     "build_s": outcome.build_s,
                 },
             )
-            label = re.sub(r"[^0-9A-Za-z.+_-]", "_", proof.version or proof.commit or "unnamed")
+            label = re.sub(r"[^0-9A-Za-z.+_-]", "_", shown.version or shown.commit or "unnamed")
             path = self.store.commit(partial, f"{label}-{name}")
         finally:
             shutil.rmtree(partial, ignore_errors=True)
         if tools.cuda is not None:
-            outcome.notes += _driver_notes(tools)
+            outcome.notes += self._driver_notes(tools)
         self._clean_up()
         made = release.read_release(path)
         assert made is not None
@@ -248,9 +282,23 @@ class _Run:
 
     def _prove(
         self, folder: Path, version: str | None, commit: str | None, tools: Toolchain, account: Account | None
-    ) -> release.Proof:
-        toolkit = tools.cuda.root if tools.cuda else None
-        return release.prove(folder, version, commit, self.wanted.cuda_architectures, account, toolkit)
+    ) -> proof.Proof:
+        expected = proof.Expected(
+            version,
+            commit,
+            self.wanted.cuda_architectures,
+            self.wanted.model_architecture,
+            tools.cuda.root if tools.cuda else None,
+            plan.run_paths(self.wanted, tools),
+        )
+        return proof.prove(folder, expected, account)
+
+    def _driver_notes(self, tools: Toolchain) -> list[str]:
+        assert tools.cuda is not None
+        shown = self.machine.run([self.wanted.nvidia_smi])
+        driver_cuda = first_match(r"CUDA Version: (\d+\.\d+)", shown.stdout)
+        note = toolkit_note(tools.cuda.version, driver_cuda) if driver_cuda else None
+        return [note] if note else []
 
     def _clean_up(self) -> None:
         """The release is the result, and ccache keeps what the next build can use again: work folders, also those of
@@ -260,13 +308,18 @@ class _Run:
             if path.name != f"{self.wanted.sha256}.tar":
                 path.unlink()
 
-    def _prepare(self, name: str, account: Account | None) -> Work:
+    def _prepare(self, name: str, tools: Toolchain, account: Account | None) -> Work:
         """The folders of this build; what a killed run left running in them is ended first."""
         root = self.base / "work" / name
         work = Work(root, root / "source", root / "build", root / "home", self.base / "logs" / f"{name}.log")
         for folder in (self.base / "downloads", self.base / "logs", root):
             folder.mkdir(mode=0o755, parents=True, exist_ok=True)
         end_leftovers(root)
+        if tools.cuda is not None and tools.cuda.stub is not None:
+            (root / plan.STUBS).mkdir(exist_ok=True)
+            link = root / plan.STUBS / DRIVER_LIBRARY
+            link.unlink(missing_ok=True)
+            link.symlink_to(tools.cuda.stub)
         cache = plan.ccache_directory(self.wanted)
         for folder in (work.build, work.home, *([Path(cache)] if cache else [])):
             if not folder.is_dir():
@@ -345,7 +398,30 @@ class _Run:
 
 def _may_come(fault: Fault) -> bool:
     """Faults that earlier tasks of the same play would have cured, had they not been in check mode as well."""
-    return fault.code in ("build_tool_missing", "build_user_unusable", "nvcc_missing")
+    return fault.code in (
+        "build_tool_missing",
+        "build_user_unusable",
+        "nvcc_missing",
+        "toolkit_incomplete",
+        "libcuda_stub_missing",
+        "host_compiler_too_new",
+    )
+
+
+def prove_on_gpus_once(
+    found: release.Release, machine: Machine, nvidia_smi: str, account: Account | None
+) -> list[dict[str, str]] | None:
+    """Prove a release on the cards unless it was under this driver; null where no driver is loaded or no card found."""
+    driver = loaded_driver(machine)
+    kept = found.gpu_proof
+    if kept is not None and driver is not None and kept.get("driver") == driver:
+        return list(kept.get("checks", []))
+    cards = read_cards(machine, nvidia_smi)
+    if cards is None:
+        return None
+    checks = proof.prove_on_gpus(found.path, cards, found.manifest.get("cuda_architectures", []), account)
+    found.keep_gpu_proof(driver or cards.driver, checks)
+    return checks
 
 
 def end_leftovers(folder: Path) -> None:
@@ -358,14 +434,3 @@ def end_leftovers(folder: Path) -> None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.1)
-
-
-def _driver_notes(tools: Toolchain) -> list[str]:
-    assert tools.cuda is not None
-    nvidia_smi = find_program("nvidia-smi")
-    if nvidia_smi is None:
-        return []
-    answer = run_as(None, [nvidia_smi], environment(), timeout=30)
-    driver_cuda = toolchain.first_match(r"CUDA Version: (\d+\.\d+)", answer.stdout)
-    note = toolkit_note(tools.cuda.version, driver_cuda) if driver_cuda else None
-    return [note] if note else []

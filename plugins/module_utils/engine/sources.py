@@ -34,6 +34,7 @@ from typing import IO, Any
 from urllib.parse import unquote, urldefrag, urljoin, urlsplit
 
 from ..faults import Fault, FaultError
+from ..headers import whole_number
 from .catalogue import CATALOGUE
 from .process import run_as
 from .request import Account, Request, redacted
@@ -191,8 +192,7 @@ def _download(url: str, target: Path, report: Report) -> str:
     for attempt in range(1, ATTEMPTS + 1):
         try:
             with _open(url) as answer, target.open("wb") as handle:
-                length = answer.headers.get("Content-Length") or ""
-                total = int(length) if length.isdigit() else None
+                total = whole_number(answer.headers.get("Content-Length"))
                 digest, done = hashlib.sha256(), 0
                 while chunk := answer.read(CHUNK):
                     handle.write(chunk)

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,24 +14,13 @@ from ..machine import Completed
 from .catalogue import CATALOGUE
 from .process import environment, find_program, run_as
 from .request import Account, Request
+from .toolkit import Cuda, first_match, numbers, probe_cuda
 
 #: The source asks for 3.14; CUDA as a language with architectures needs 3.18.
 CMAKE_AT_LEAST = {"cpu": (3, 14), "cuda": (3, 18)}
 
 #: Memory that one compile job of this source can take, with room: some CUDA files come near 2 GiB.
 BYTES_PER_JOB = 2 * 1024**3
-
-
-@dataclass(frozen=True)
-class Cuda:
-    """A CUDA toolkit: its root, compiler, version, and the architectures it can compile for."""
-
-    root: str
-    nvcc: str
-    version: str
-    architectures: tuple[str, ...]
-    host_compiler: str | None
-    host_compiler_version: str | None
 
 
 @dataclass(frozen=True)
@@ -98,7 +86,9 @@ def probe(request: Request, account: Account | None) -> tuple[Toolchain | None, 
             )
     cuda = None
     if request.backend == "cuda":
-        cuda, cuda_faults = _probe_cuda(request, account)
+        cuda, cuda_faults = probe_cuda(
+            request.cuda_root, request.cuda_architectures, request.cuda_host_compiler, account
+        )
         faults += cuda_faults
     if faults:
         return None, faults
@@ -129,54 +119,6 @@ def native_instruction_sets(answer: Completed) -> str | None:
         return None
     macros = sorted(line for line in answer.stdout.splitlines() if line.startswith("#define"))
     return hashlib.sha256("\n".join(macros).encode()).hexdigest()[:16]
-
-
-def _probe_cuda(request: Request, account: Account | None) -> tuple[Cuda | None, list[Fault]]:
-    folder = f"{request.cuda_root}/bin" if request.cuda_root else "/usr/local/cuda/bin"
-    nvcc = f"{folder}/nvcc" if request.cuda_root else find_program("nvcc", folder)
-    env = environment(extra={"PATH": f"{folder}:{environment()['PATH']}"})
-    remedy = "Install the CUDA toolkit (12.x for V100; 13 no longer compiles for it), or name its folder in cuda_root."
-    if nvcc is None or not os.path.lexists(nvcc):
-        where = f"below {request.cuda_root}/bin" if request.cuda_root else "in PATH or below /usr/local/cuda/bin"
-        return None, [CATALOGUE.fault("nvcc_missing", "nvcc", f"not found {where}", remedy)]
-    answer = run_as(account, [nvcc, "--version"], env, timeout=30)
-    version = first_match(r"\bV(\d+(?:\.\d+)+)", answer.stdout)
-    if not answer.ok or version is None:
-        who = account.name if account else "the caller"
-        said = (answer.stderr or answer.stdout).strip().partition("\n")[0] or f"exit status {answer.rc}"
-        return None, [CATALOGUE.fault("nvcc_missing", nvcc, f"cannot be run as {who}: {said}", remedy)]
-    listed = run_as(account, [nvcc, "--list-gpu-arch"], env, timeout=30)
-    known = tuple(re.findall(r"compute_(\w+)", listed.stdout))
-    faults = [
-        architecture_unsupported(architecture, version, known)
-        for architecture in request.cuda_architectures
-        if known and re.sub(r"-(real|virtual)$", "", architecture) not in known
-    ]
-    host = request.cuda_host_compiler
-    host_version = None
-    if host is not None:
-        host_answer = run_as(account, [host, "--version"], env, timeout=30)
-        host_version = host_answer.stdout.partition("\n")[0].strip()
-        if not host_answer.ok:
-            faults.append(
-                CATALOGUE.fault(
-                    "build_tool_missing", host, "cannot be run", "Install it, or name another cuda_host_compiler."
-                )
-            )
-    if faults:
-        return None, faults
-    root = request.cuda_root or str(Path(os.path.realpath(nvcc)).parent.parent)
-    return Cuda(root, nvcc, version, known, host, host_version), []
-
-
-def architecture_unsupported(architecture: str, version: str, known: tuple[str, ...]) -> Fault:
-    oldest = min(known, key=lambda name: numbers(name)[:1]) if known else "?"
-    return CATALOGUE.fault(
-        "architecture_unsupported",
-        architecture,
-        f"nvcc {version} does not compile for it; the oldest it knows is compute_{oldest}",
-        "Use a toolkit that knows the card: for V100 (70) CUDA 12.9 is the last.",
-    )
 
 
 def automatic_jobs(meminfo: str, cgroup_limit: str | None = None, cgroup_used: str | None = None) -> int:
@@ -216,13 +158,3 @@ def machine_memory() -> tuple[str, str | None, str | None]:
         read("/sys/fs/cgroup/memory.max"),
         read("/sys/fs/cgroup/memory.current"),
     )
-
-
-def numbers(version: str) -> tuple[int, ...]:
-    """A version as numbers, field by field: 3.9 is older than 3.18."""
-    return tuple(int(field) for field in re.findall(r"\d+", version))
-
-
-def first_match(pattern: str, text: str) -> str | None:
-    found = re.search(pattern, text)
-    return found.group(1) if found else None

@@ -20,8 +20,8 @@ from ansible_collections.volta.llm.plugins.module_utils.engine.diagnosis import 
     toolkit_note,
     unused_options,
 )
-from ansible_collections.volta.llm.plugins.module_utils.engine.release import judge_architectures
-from ansible_collections.volta.llm.plugins.module_utils.engine.toolchain import first_match
+from ansible_collections.volta.llm.plugins.module_utils.engine.proof import judge_architectures
+from ansible_collections.volta.llm.plugins.module_utils.engine.toolkit import first_match
 
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "engine"
 LOG = "/var/lib/llama-build/logs/3f6d0a9c51be.log"
@@ -153,3 +153,11 @@ def test_causes_are_found_among_their_consequences() -> None:
 
 def test_every_symptom_has_a_declared_fault() -> None:
     assert {symptom.code for symptom in SYMPTOMS} <= set(CATALOGUE.kinds)
+
+
+def test_nccl_that_was_asked_for_and_is_not_there_is_a_fault() -> None:
+    text = (
+        log("configure-cpu.log") + "-- Warning: NCCL not found, performance for multiple CUDA GPUs will be suboptimal\n"
+    )
+    assert [fault.code for fault in check_configured(text, "cuda", nccl=True)] == ["library_missing"]
+    assert check_configured(text, "cuda") == []

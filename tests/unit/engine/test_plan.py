@@ -21,12 +21,11 @@ from ansible_collections.volta.llm.plugins.module_utils.engine.plan import (
 )
 from ansible_collections.volta.llm.plugins.module_utils.engine.request import Request, normalised
 from ansible_collections.volta.llm.plugins.module_utils.engine.toolchain import (
-    Cuda,
     Toolchain,
     automatic_jobs,
     native_instruction_sets,
-    numbers,
 )
+from ansible_collections.volta.llm.plugins.module_utils.engine.toolkit import Cuda, numbers
 from ansible_collections.volta.llm.plugins.module_utils.machine import Completed
 from hypothesis import given
 from hypothesis import strategies as st
@@ -70,6 +69,25 @@ def test_compressed_code_is_off_where_the_toolkit_would_compress() -> None:
     assert cmake_options(chosen, newer)["GGML_CUDA_COMPRESSION_MODE"] == "size"
 
 
+def test_nccl_is_taken_only_when_it_is_asked_for() -> None:
+    # The source's own default takes whatever lies on the machine: two builds of one wish would differ.
+    assert cmake_options(REQUEST, TOOLS)["GGML_CUDA_NCCL"] == "OFF"
+    assert cmake_options(replace(REQUEST, nccl=True), TOOLS)["GGML_CUDA_NCCL"] == "ON"
+
+
+def test_a_release_to_be_shipped_fits_other_processors_and_needs_no_toolkit() -> None:
+    assert cmake_options(REQUEST, TOOLS)["GGML_NATIVE"] == "ON"
+    options = cmake_options(replace(REQUEST, portable=True), TOOLS)
+    assert options["GGML_NATIVE"] == "OFF"
+    assert options["CMAKE_INSTALL_RPATH"] == "$ORIGIN/../lib;$ORIGIN"
+
+
+def test_the_stub_is_for_the_linker_alone(tmp_path: Path) -> None:
+    env = build_environment(REQUEST, TOOLS, tmp_path / "work", tmp_path / "home")
+    assert env["LDFLAGS"] == f"-Wl,-rpath-link,{tmp_path}/work/stubs"
+    assert "LDFLAGS" not in build_environment(REQUEST, CPU_TOOLS, tmp_path / "work", tmp_path / "home")
+
+
 def test_a_build_for_the_cpu_names_no_toolkit() -> None:
     options = cmake_options(replace(REQUEST, backend="cpu"), CPU_TOOLS)
     assert options["GGML_CUDA"] == "OFF"
@@ -96,7 +114,9 @@ def test_a_system_toolkit_needs_no_run_path() -> None:
         {"build_number": 7},
         {"cuda_architectures": ("70-real", "80-real")},
         {"targets": ("llama-server",)},
-        {"cmake_options": {"GGML_NCCL": "ON"}},
+        {"cmake_options": {"GGML_CUDA_FA": "OFF"}},
+        {"nccl": True},
+        {"portable": True},
     ],
 )
 def test_what_changes_the_binaries_changes_the_fingerprint(change: dict[str, object]) -> None:
@@ -132,7 +152,7 @@ def test_other_tools_make_another_fingerprint(tools: Toolchain) -> None:
         {"index_url": "https://mirror.example/simple"},
         {"package_version": "0.3.36.post0"},
         # Another spelling of the same wish.
-        {"sha256": "8" * 64, "targets": ("llama-bench", "llama-fit-params", "llama-server")},
+        {"sha256": "8" * 64, "targets": ("llama-gguf-split", "llama-bench", "llama-fit-params", "llama-server")},
     ],
 )
 def test_what_does_not_change_the_binaries_does_not_change_the_fingerprint(change: dict[str, object]) -> None:

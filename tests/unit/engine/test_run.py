@@ -17,8 +17,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from ansible_collections.volta.llm.plugins.module_utils.engine import process, release, run, sources, toolchain
+from ansible_collections.volta.llm.plugins.module_utils.engine import process, proof, release, run, sources, toolchain
 from ansible_collections.volta.llm.plugins.module_utils.engine.catalogue import CATALOGUE
+from ansible_collections.volta.llm.plugins.module_utils.engine.gpus import Cards
 from ansible_collections.volta.llm.plugins.module_utils.engine.request import Request
 
 from .conftest import MAIN, Bench
@@ -136,7 +137,7 @@ def test_an_old_release_is_proven_again_before_it_returns(bench: Bench, monkeypa
     def ldd_after_an_upgrade(program: Path, _account: object) -> dict[str, str | None]:
         return {"libssl.so.3": None} if Path(first.release or "") in program.parents else {}
 
-    monkeypatch.setattr(release, "libraries_of", ldd_after_an_upgrade)
+    monkeypatch.setattr(proof, "libraries_of", ldd_after_an_upgrade)
     outcome = run.build(old)
     assert codes(outcome) == ["proof_failed"]
     assert "libssl.so.3 is not found" in outcome.faults[0].message
@@ -418,3 +419,123 @@ def test_as_root_the_build_runs_without_rights(bench: Bench) -> None:
     uid, refused = who.read_text().split()
     assert int(uid) != 0
     assert refused == "refused"
+
+
+# --- CUDA: a toolkit of scripts, C++ in the place of CUDA ---
+
+
+def cuda(bench: Bench, version: str = "1.0", main: str = MAIN, **more: object) -> Request:
+    """A build with a toolkit that is not there for real; the machine has no driver unless ``more`` says so."""
+    given: dict[str, object] = {"sysroot": str(bench.root / "bare"), "nvidia_smi": "/no/such/nvidia-smi", **more}
+    request = replace(bench.archive(version, main=main), backend="cuda", cuda_root=str(bench.toolkit()))
+    return replace(request, **given)  # type: ignore[arg-type]
+
+
+def found(outcome: run.Outcome) -> dict[str, str]:
+    return {check["check"]: check["found"] for check in outcome.proof}
+
+
+def test_a_cuda_build_without_a_driver(bench: Bench) -> None:
+    bench.toolkit(link_the_stub=True)
+    outcome = build(cuda(bench, model_architecture="qwen4exp"))
+    folder = Path(outcome.release or "")
+    # llama-bench was not asked for; the proof on GPUs needs it.
+    assert sorted(path.name for path in (folder / "bin").iterdir()) == [
+        "llama-bench",
+        "llama-fit-params",
+        "llama-server",
+    ]
+    assert found(outcome)["architectures"] == "1 x sm_70"
+    assert found(outcome)["model architecture"] == "qwen4exp is known"
+    assert "compute" not in found(outcome)
+    assert any("has not computed on one yet" in note for note in outcome.notes)
+    # The stub served for linking and for the proof, and is not in the way of the driver that will come.
+    dynamic = subprocess.run(["readelf", "-d", folder / "lib/libggml-cuda.so"], capture_output=True, text=True).stdout
+    assert "libcuda.so.1" in dynamic
+    assert "stubs" not in dynamic
+    assert found(outcome)["run path"] == f"$ORIGIN, $ORIGIN/../lib, {bench.root}/cuda-12.2/lib64"
+    assert not build(cuda(bench, model_architecture="qwen4exp")).changed
+
+
+def test_a_cuda_build_computes_on_the_cards_before_it_is_used(bench: Bench) -> None:
+    outcome = build(cuda(bench, **bench.cards("7.0", "7.0")))
+    assert found(outcome)["devices"] == "CUDA0, CUDA1"
+    assert found(outcome)["compute"] == "CUDA0 1000 tokens/s, CUDA1 1000 tokens/s"
+    assert outcome.current == outcome.release
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (("COMPUTES = 2", "COMPUTES = 0"), "no kernel image is available"),
+        (("DEVICES = 2", "DEVICES = 1"), "--list-devices shows CUDA0, the driver 2 GPUs"),
+    ],
+)
+def test_an_engine_that_does_not_compute_is_not_put_into_use(bench: Bench, change: tuple[str, str], why: str) -> None:
+    first = build(cuda(bench, **bench.cards("7.0", "7.0")))
+    broken = cuda(bench, "2.0", main=MAIN.replace(*change), **bench.cards("7.0", "7.0"))
+    outcome = run.build(broken)
+    assert codes(outcome) == ["gpu_proof_failed"]
+    assert why in outcome.faults[0].message
+    assert not outcome.changed
+    assert (bench.prefix / "current").resolve() == Path(first.release or "")
+    # It stays so, and nothing is compiled again to find that out.
+    again = run.build(broken)
+    assert codes(again) == ["gpu_proof_failed"]
+    assert again.build_s is None
+    assert (bench.prefix / "current").resolve() == Path(first.release or "")
+
+
+def test_code_for_another_card_is_not_put_into_use(bench: Bench) -> None:
+    outcome = run.build(cuda(bench, cuda_architectures=("80-real",), **bench.cards("9.0", "9.0")))
+    assert codes(outcome) == ["gpu_proof_failed"]
+    assert "a card here is sm_90" in outcome.faults[0].message
+    assert not (bench.prefix / "current").exists()
+    # To be used elsewhere it may be built.
+    assert build(cuda(bench, cuda_architectures=("80-real",), switch=False, **bench.cards("9.0", "9.0"))).release
+
+
+def test_a_release_is_tried_when_the_driver_comes_and_when_it_changes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+    original = proof.prove_on_gpus
+
+    def watch(folder: Path, cards: Cards, *more: object) -> list[dict[str, str]]:
+        tried.append(cards.driver)
+        return original(folder, cards, *more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(proof, "prove_on_gpus", watch)
+    build(cuda(bench))
+    assert tried == []
+    for driver, times in (("535.261.03", 1), ("535.261.03", 1), ("580.95.05", 2), ("580.95.05", 2)):
+        later = build(cuda(bench, **bench.cards("7.0", "7.0", driver=driver)))
+        assert not later.changed
+        assert "compute" in found(later)
+        assert len(tried) == times, driver
+    # What no longer computes is said, although nothing was to be done.
+    monkeypatch.setattr(proof, "parse_bench", lambda _text: {})
+    outcome = run.build(cuda(bench, **bench.cards("7.0", "7.0", driver="590.1")))
+    assert codes(outcome) == ["gpu_proof_failed"]
+
+
+def test_the_card_decides_in_check_mode_nothing(bench: Bench) -> None:
+    request = cuda(bench, **bench.cards("7.0", "7.0"))
+    made = build(request)
+    (Path(made.release or "") / release.GPU_PROOF).unlink()
+    again = build(request, check_mode=True)
+    assert not again.changed
+    assert not (Path(made.release or "") / release.GPU_PROOF).exists()
+
+
+def test_programs_that_newer_sources_call_otherwise(bench: Bench) -> None:
+    outcome = build(replace(bench.archive(), targets=("rpc-server",)))
+    assert (Path(outcome.release or "") / "bin/rpc-server").is_file()
+    manifest = json.loads((Path(outcome.release or "") / "release.json").read_text())
+    assert manifest["inputs"]["options"]["GGML_RPC"] == "ON"
+
+
+def test_an_engine_that_does_not_know_the_model_is_not_put_into_use(bench: Bench, in_use: Path) -> None:
+    outcome = run.build(replace(bench.archive("2.0"), model_architecture="qwen9"))
+    assert codes(outcome) == ["model_architecture_unknown"]
+    assert unchanged(bench, in_use)
