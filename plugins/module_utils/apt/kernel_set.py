@@ -122,6 +122,13 @@ def kernel_set(installed: Sequence[Installed]) -> KernelSet:
                 for other in (record.leads_to() if record else ())
                 if _HEADERS.match(other) and other in by_name and by_name[other].full_name not in names
             ]
+    # Headers that several flavours share are no release of their own (linux-headers-5.15.0-91).
+    shared = {
+        release
+        for release, names in releases.items()
+        if any(other != release and set(names) < set(more) for other, more in releases.items())
+    }
+    releases = {release: names for release, names in releases.items() if release not in shared}
     metas: set[str] = set()
     while True:
         more = {
