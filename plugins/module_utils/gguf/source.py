@@ -17,8 +17,10 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from ..headers import whole_number
 from .faults import gguf_error
 
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 #: A URL is read in blocks of this many bytes.
 BLOCK = 1 << 20
 #: Most bytes of a URL that are fetched for one header. The largest vocabularies make headers of 10 to 20 MB.
@@ -217,7 +219,7 @@ class UrlSource:
         with self._opener.open(request, timeout=self._timeout) as answer:
             if answer.status == 200:
                 # The server ignores ranges. The beginning is still good for telling what the file is.
-                self.size = self.size or int(answer.headers.get("Content-Length") or 0)
+                self.size = self.size or whole_number(answer.headers.get("Content-Length")) or 0
                 content = bytes(answer.read(stop - start))
                 self.fetched += len(content)
                 if start or not content.startswith(b"GGUF"):
@@ -226,7 +228,7 @@ class UrlSource:
                 raise self._failed(
                     "the server does not answer ranged requests", "Use another mirror, or download the file first."
                 )
-            match = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+)", answer.headers.get("Content-Range", "").strip())
+            match = _CONTENT_RANGE.fullmatch(answer.headers.get("Content-Range", "").strip())
             if answer.status != 206 or not match or int(match[1]) != start:
                 raise self._failed(
                     "the answer to a ranged request names no range or another one", "Use another mirror."

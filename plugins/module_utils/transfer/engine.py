@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..faults import Fault, FaultError
+from ..headers import whole_number
 from .catalogue import fault
 from .http import (
     HostRefused,
@@ -50,6 +51,8 @@ SPAN_MIN, SPAN_FIRST, SPAN_MAX, SPAN_TRIPS = 4 * MIB, 16 * MIB, 256 * MIB, 50
 #: only take turns with it where it is fast already (bytes/s), or where the machine is what it waits for: where this
 #: share of its time goes into writing and handing on what came.
 FAST, BUSY, LOOK_S = 400e6, 0.3, 0.1
+#: A connection that was given up because the server would not have it is tried again after this time, then after twice.
+RETRY_LOST_S = 15.0
 #: After this many bytes the state is written; it bounds what a kill costs (with what is in flight).
 STATE_EVERY = 16 * MIB
 #: How often written bytes are forced to the disk, which bounds what a power cut costs.
@@ -154,6 +157,7 @@ class Transfer:
         self._fetched = 0
         self._resumed = self._progress_mark = self._failures = 0
         self._refusals = 0
+        self._failed_at = 0.0
         self._begun = time.monotonic()
         #: Time that went into what was received; only meant for the time of one worker.
         self._busy_s = 0.0
@@ -168,8 +172,11 @@ class Transfer:
         self._sessions: list[Session] = []
         self._workers: list[threading.Thread] = []
         self._active = 0
-        #: Connections that may still be opened.
+        #: Connections that may still be opened, and those given up, of which one is tried again after a while.
         self._reserve = 0
+        self._lost = 0
+        self._lost_at = 0.0
+        self._retry_lost_s = RETRY_LOST_S
         self._stop = False
         self._error: BaseException | None = None
         self._unsaved = 0
@@ -330,13 +337,14 @@ class Transfer:
             span = self._take(0)
             if span is None:
                 return session, (0, 0), None
+            begun = time.monotonic()
             try:
                 response, span = self._request(session, span)
                 self._busy[0] = span
                 return session, span, response
             except Transient as exc:
                 session.close()
-                self._sleep(self._failed(exc))
+                self._sleep(self._failed(exc, begun))
 
     def _request(self, session: Session, span: tuple[int, int | None]) -> tuple[Response, tuple[int, int | None]]:
         """Ask for a span; the answer and the span it really holds."""
@@ -347,8 +355,9 @@ class Transfer:
             if _strong(self._state.etag):
                 headers["If-Range"] = self._state.etag
         asked = time.monotonic()
+        link = self._resolved
         try:
-            response = session.get(self._resolved or self._url, headers, self._origin)
+            response = session.get(link or self._url, headers, self._origin)
         except Unreachable as exc:
             with self._cond:
                 self._resolved = None
@@ -372,7 +381,7 @@ class Transfer:
                 with self._cond:
                     self._resolved = response.url
             return response, span
-        self._refuse(response, start)
+        self._refuse(response, start, stale=link is not None)
         raise AssertionError("unreachable")
 
     def _accept(self, response: Response, start: int, end: int | None) -> tuple[int, int | None]:
@@ -457,8 +466,8 @@ class Transfer:
         if head:
             self._look(bytes(head), response)
 
-    def _refuse(self, response: Response, start: int) -> None:
-        """Every status that is not a body of the file."""
+    def _refuse(self, response: Response, start: int, stale: bool) -> None:
+        """Every status that is not a body of the file. ``stale``: what was asked is a link given out some time ago."""
         status = response.status
         elsewhere = response.url != self._url
         where = (f"{redact(response.url)} " if elsewhere else "") + f"answers {status} {response.reason}"
@@ -476,8 +485,11 @@ class Transfer:
         if elsewhere and status in (400, 401, 403, 404, 410):
             # A signed link lives about an hour: ask the original address for another one.
             with self._cond:
-                self._resolved = None
-                self._refusals += 1
+                if self._resolved == response.url or not stale:
+                    self._resolved = None
+                # Only a link just given out says something about the content server; an old one may have expired, and
+                # then all connections learn of it at once.
+                self._refusals += 0 if stale else 1
                 if self._refusals >= 3:
                     raise SourceFailed(
                         self._fault(
@@ -487,7 +499,7 @@ class Transfer:
                             "This is a fault of the content server, not of a token: name another source or endpoint.",
                         )
                     )
-            raise Transient(where, wait=0.0, code="source_refused")
+            raise Transient(where, wait=0.0 if stale else None, code="source_refused")
         if status in (404, 410, 451):
             raise SourceFailed(self._fault("source_missing", where, "Check repository, revision, path and spelling."))
         if status in (408, 425, 429) or status >= 500:
@@ -547,7 +559,12 @@ class Transfer:
         thread.start()
 
     def _reinforce(self, rate: float, busy: float) -> None:
-        """Open the other connections, unless the one there is leaves them nothing to win."""
+        """Open the other connections, unless the one there is leaves them nothing to win; try a lost one again."""
+        now = time.monotonic()
+        if self._lost and now - self._lost_at >= self._retry_lost_s:
+            self._lost, self._lost_at = self._lost - 1, now
+            self._retry_lost_s *= 2
+            self._start_worker(len(self._workers), self._session())
         if self._reserve == 0 or rate >= FAST or busy >= BUSY:
             return
         first = len(self._workers)
@@ -565,6 +582,7 @@ class Transfer:
                     span = self._take(number)
                 if span is None:
                     return
+                begun = time.monotonic()
                 try:
                     if response is None:
                         response, span = self._request(session, span)
@@ -578,7 +596,7 @@ class Transfer:
                     if exc.crowded and self._retire(number):
                         retired = True
                         return
-                    self._sleep(self._failed(exc))
+                    self._sleep(self._failed(exc, begun))
                 finally:
                     with self._cond:
                         self._busy.pop(number, None)
@@ -601,6 +619,8 @@ class Transfer:
             self._busy.pop(number, None)
             self._active -= 1
             self._reserve = 0
+            self._lost += 1
+            self._lost_at = time.monotonic()
             return True
 
     def _take(self, number: int) -> tuple[int, int | None] | None:
@@ -663,6 +683,9 @@ class Transfer:
             if offset < end:
                 raise Transient(f"the body ended {end - offset} bytes early")
             if response.length is None and not self._stop and self._read(response, buffer[:1]):
+                if end != self._total:
+                    told = f"it sends more than the bytes {span[0]} to {end - 1} that it names"
+                    raise Transient(told, code="source_misbehaves")
                 raise SourceFailed(
                     self._fault(
                         "size_mismatch",
@@ -740,8 +763,12 @@ class Transfer:
                 )
             copy.write(self._places.state)
 
-    def _failed(self, exc: Transient) -> float:
-        """Count a failure; how long to wait before the next attempt. Raises SourceFailed when there were enough."""
+    def _failed(self, exc: Transient, begun: float) -> float:
+        """Count a failure; how long to wait before the next attempt. Raises SourceFailed when there were enough.
+
+        ``begun`` is when the attempt began. What began before the last failure was counted met the same mishap: a
+        server that is started again drops all connections, which is one failure and not four.
+        """
         with self._cond:
             done = self._state.done.total
             if done > self._progress_mark:
@@ -750,7 +777,9 @@ class Transfer:
             # Whole already (416): no failure, only another look.
             if self._total is not None and done >= self._total:
                 return 0.0
-            self._failures += 1
+            if begun >= self._failed_at or not self._failures:
+                self._failures += 1
+                self._failed_at = time.monotonic()
             failures = self._failures
             silent = time.monotonic() - self._silent_since
         if failures > self._settings.retries:
@@ -950,15 +979,11 @@ def _strong(etag: str) -> bool:
 
 def _content_range(value: str | None) -> tuple[int | None, int | None, int | None]:
     """(total, first, last) of a Content-Range; null for what it does not say."""
-    match = re.fullmatch(r"\s*bytes\s+(?:(\d+)-(\d+)|\*)/(\d+|\*)\s*", value or "")
+    match = re.fullmatch(r"\s*bytes\s+(?:([0-9]+)-([0-9]+)|\*)/([0-9]+|\*)\s*", value or "")
     if match is None:
         return None, None, None
     low, high, total = match.groups()
-    return (
-        None if total == "*" else int(total),
-        None if low is None else int(low),
-        None if high is None else int(high),
-    )
+    return whole_number(total), whole_number(low), whole_number(high)
 
 
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE, linux/falloc.h

@@ -11,6 +11,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import email.utils
+import errno
 import http.client
 import io
 import os
@@ -24,6 +25,8 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import cast
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
+
+from ..headers import whole_number
 
 REDIRECTS = (301, 302, 303, 307, 308)
 MAX_REDIRECTS = 10
@@ -284,6 +287,7 @@ class Session:
                     hops.setdefault(name, raw.headers[name])
             location = raw.headers.get("location")
             if raw.status not in REDIRECTS or not location:
+                self._check_length(raw)
                 redirected = here != url or origin not in (None, Origin.of(url))
                 stream = Stream(raw, cast(socket.socket, self._sock), self._stall_timeout)
                 self._open = _response(raw, here, redirected, hops, stream)
@@ -296,8 +300,21 @@ class Session:
                     raw.read()
             except (OSError, http.client.HTTPException):
                 self.close()
-            here = urljoin(here, quote(location, safe="%/:=&?~#+!$,;'@()*[]"))
+            try:
+                here = urljoin(here, quote(location, safe="%/:=&?~#+!$,;'@()*[]"))
+            except ValueError as exc:
+                raise ProtocolError(f"it redirects to {plain(redact(location))!r}, which is no address") from exc
         raise ProtocolError(f"{redact(url)}: more than {MAX_REDIRECTS} redirects")
+
+    def _check_length(self, raw: http.client.HTTPResponse) -> None:
+        """Raises ProtocolError where the body's end is not clear.
+
+        http.client takes what int takes, and the first of several.
+        """
+        told = set(raw.headers.get_all("content-length", []))
+        if not raw.chunked and told and (len(told) > 1 or whole_number(next(iter(told))) is None):
+            self.close()
+            raise ProtocolError(f"its Content-Length is {plain(', '.join(sorted(told)))}")
 
     def close(self) -> None:
         if self._connection is not None:
@@ -416,8 +433,8 @@ def _connect_any(
                     continue
                 sock.setblocking(False)
                 code = sock.connect_ex(sockaddr)
-                # 115 EINPROGRESS; the selector says when it is decided.
-                if code in (0, 115):
+                # In progress: the selector says when it is decided.
+                if code in (0, errno.EINPROGRESS):
                     selector.register(sock, selectors.EVENT_WRITE)
                 else:
                     sock.close()
@@ -469,6 +486,8 @@ def _proxy_for(origin: Origin) -> str | None:
     proxy = proxies.get(origin.scheme) or proxies.get("all")
     if proxy and "://" not in proxy:
         proxy = f"http://{proxy}"
+    if proxy and not proxy.startswith("http://"):
+        raise ProtocolError(f"the proxy that the environment names is not spoken to by http: {redact(proxy)}")
     return proxy or None
 
 
@@ -496,8 +515,9 @@ def retry_after(headers: Mapping[str, str], now: float | None = None) -> float |
     value = (headers.get("retry-after") or "").strip()
     if not value:
         return None
-    if value.isdigit():
-        return float(value)
+    seconds = whole_number(value)
+    if seconds is not None:
+        return float(seconds)
     try:
         when = email.utils.parsedate_to_datetime(value).timestamp()
     except (TypeError, ValueError, OverflowError):

@@ -17,7 +17,7 @@ def lfs_pointer(head: bytes) -> tuple[str | None, int | None] | None:
     if not head.startswith(LFS_HEAD):
         return None
     oid = re.search(rb"^oid sha256:([0-9a-f]{64})\s*$", head, re.MULTILINE)
-    size = re.search(rb"^size (\d+)\s*$", head, re.MULTILINE)
+    size = re.search(rb"^size ([0-9]{1,18})\s*$", head, re.MULTILINE)
     return (oid.group(1).decode() if oid else None, int(size.group(1)) if size else None)
 
 

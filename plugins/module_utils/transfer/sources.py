@@ -15,6 +15,7 @@ from urllib.parse import quote, urljoin
 
 from ..faults import Fault, FaultError
 from ..gguf.shards import shard_name
+from ..headers import whole_number
 from .catalogue import fault
 from .engine import Settings, SourceFailed
 from .http import HostRefused, Origin, ProtocolError, Session, Unreachable, redact
@@ -193,10 +194,9 @@ def _for_shard(path: str, name: str) -> str:
 
 def from_hops(hops: Mapping[str, str]) -> tuple[int | None, str | None]:
     """(size, SHA-256) that Hugging Face sends along with its redirect; null for what is not there."""
-    size = hops.get("x-linked-size", "")
     etag = hops.get("x-linked-etag", "").strip('W/"').lower()
     return (
-        int(size) if size.isdigit() else None,
+        whole_number(hops.get("x-linked-size")),
         etag if re.fullmatch(r"[0-9a-f]{64}", etag) else None,
     )
 

@@ -288,6 +288,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.folder = folder
         self.requests: list[tuple[str, dict[str, str]]] = []
         self.ranges = True
+        self.length = ""
         self.failures = 0
         self.redirect: str | None = None
 
@@ -331,7 +332,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         else:
             part = content
             self.send_response(200)
-        self.send_header("Content-Length", str(len(part)))
+        self.send_header("Content-Length", self.server.length or str(len(part)))
         self.end_headers()
         self.wfile.write(part)
 
@@ -423,6 +424,13 @@ def test_server_without_ranges(server: Server) -> None:
     assert codes(model) == ["gguf_wrong_file"]
     assert model.wrong is not None
     assert model.wrong.kind == "html"
+
+
+@pytest.mark.parametrize("length", ["\u00b2", "1_0", "9" * 5000])
+def test_a_length_that_is_no_number(server: Server, length: str) -> None:
+    server.ranges, server.length = False, length
+    (server.folder / "page.gguf").write_bytes(b"<!doctype html><title>Sign in</title>")
+    assert codes(open_model(f"{server.url}/page.gguf")) == ["gguf_wrong_file"]
 
 
 def test_nobody_listens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,11 @@ import contextlib
 import dataclasses
 import gzip
 import hashlib
+import random
 import re
 import socket
+import socketserver
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +21,8 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.volta.llm.plugins.module_utils.faults import FaultError
+from ansible_collections.volta.llm.plugins.module_utils.transfer import engine
+from ansible_collections.volta.llm.plugins.module_utils.transfer.http import retry_after
 from ansible_collections.volta.llm.plugins.module_utils.transfer.sources import Source
 
 from tests.unit.transfer.conftest import CONTENT, SHA256, Desk
@@ -26,6 +31,14 @@ from tests.unit.transfer.site import Exchange, Site
 HALF = len(CONTENT) // 2
 URL = "/model.gguf"
 FIXTURES = Path(__file__).parents[1] / "fixtures" / "transfer"
+
+
+@pytest.fixture
+def secure_site() -> Iterator[Site]:
+    made = Site({URL: CONTENT})
+    made.start((str(FIXTURES / "server.crt"), str(FIXTURES / "server.key")))
+    yield made
+    made.stop()
 
 
 def assert_whole(desk: Desk) -> None:
@@ -244,6 +257,72 @@ def test_a_body_too_long_for_the_known_size(site: Site, desk: Desk) -> None:
     assert_refused(desk, report, "size_mismatch")
 
 
+def test_a_chunked_answer_to_a_range_that_holds_more_than_it_names(site: Site, desk: Desk) -> None:
+    def script(exchange: Exchange) -> None:
+        span = f"bytes {exchange.start}-{exchange.end - 1}/{len(CONTENT)}"
+        exchange.head(206 if exchange.ranged else 200, Content_Range=span, Transfer_Encoding="chunked")
+        data = CONTENT[exchange.start : exchange.end + (exchange.number % 2)]
+        exchange.body(b"%x\r\n%b\r\n0\r\n\r\n" % (len(data), data))
+
+    site.script = script
+    desk.order(site.url(URL), size=len(CONTENT))
+    assert_whole(desk)
+
+
+@pytest.mark.parametrize("length", ["-5", "1_000", "\u00b2", "9" * 5000, "", "7, 7"])
+def test_a_length_that_is_none(site: Site, desk: Desk, length: str) -> None:
+    # int() takes some of them, and isdigit() others.
+    def script(exchange: Exchange) -> None:
+        exchange.body(b"HTTP/1.1 200 OK\r\nContent-Length: " + length.encode("latin-1") + b"\r\n\r\n" + CONTENT)
+        exchange.hang_up()
+
+    site.script = script
+    report = desk.order(site.url(URL))
+    assert_refused(desk, report, "source_misbehaves")
+    assert "Content-Length" in report.faults[0].message
+
+
+def test_two_lengths(site: Site, desk: Desk) -> None:
+    def script(exchange: Exchange) -> None:
+        exchange.body(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nGGUF12")
+        exchange.hang_up()
+
+    site.script = script
+    assert_refused(desk, desk.order(site.url(URL)), "source_misbehaves")
+
+
+def test_a_length_that_contradicts_the_range(site: Site, desk: Desk) -> None:
+    def script(exchange: Exchange) -> None:
+        if exchange.number <= 2 and exchange.ranged:
+            span = f"bytes {exchange.start}-{exchange.end - 1}/{len(CONTENT)}"
+            exchange.head(206, Content_Range=span, Content_Length=exchange.end - exchange.start - 1)
+            exchange.body(CONTENT[exchange.start : exchange.end - 1])
+        else:
+            exchange.proper()
+
+    site.script = script
+    desk.order(site.url(URL), size=len(CONTENT))
+    assert_whole(desk)
+
+
+@pytest.mark.parametrize("connections", [1, 4])
+def test_resets_at_any_offset(site: Site, desk: Desk, connections: int) -> None:
+    # Not the end of a connection but its loss: what the kernel already has may be gone with it.
+    offsets = random.Random(3)
+
+    def script(exchange: Exchange) -> None:
+        if exchange.number > 8:
+            exchange.proper()
+            return
+        exchange.proper(upto=offsets.randrange(1, 3_000_000))
+        exchange.handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+    site.script = script
+    desk.settings = dataclasses.replace(desk.settings, retries=20)
+    desk.order(site.url(URL), connections=connections)
+    assert_whole(desk)
+
+
 def test_another_size_than_expected_costs_no_download(site: Site, desk: Desk) -> None:
     report = desk.order(site.url(URL), size=len(CONTENT) - 1)
     assert_refused(desk, report, "size_mismatch")
@@ -288,6 +367,43 @@ def test_headers_for_one_host_are_not_sent_to_another(site: Site, other_site: Si
     assert all("Authorization" not in seen for seen in other_site.seen)
 
 
+@pytest.mark.parametrize("port", ["same", "other"])
+def test_headers_are_not_sent_along_to_another_scheme_or_port(
+    secure_site: Site, other_site: Site, desk: Desk, port: str
+) -> None:
+    # From https to http of one host: whoever listens in would have the token.
+    other_site.files["/there"] = CONTENT
+    secure_site.script = lambda exchange: exchange.status(302, Location=other_site.url("/there"))
+    desk.settings = dataclasses.replace(desk.settings, ca_path=str(FIXTURES / "server.crt"))
+    name = "Authorization" if port == "same" else "X-Api-Key"
+    desk.order(sources=(Source(url=secure_site.url(URL), headers={name: "secret-token"}),))
+    assert_whole(desk)
+    assert other_site.seen
+    assert "secret-token" not in str(other_site.seen)
+
+
+def test_a_redirect_back_to_the_first_host_may_have_its_headers(site: Site, other_site: Site, desk: Desk) -> None:
+    site.files["/there"] = CONTENT
+    other_site.script = lambda exchange: exchange.status(307, Location=site.url("/there"))
+
+    def script(exchange: Exchange) -> None:
+        if exchange.path == "/there":
+            exchange.proper()
+        else:
+            exchange.status(308, Location=other_site.url("/back"))
+
+    site.script = script
+    desk.order(sources=(Source(url=site.url(URL), headers={"Authorization": "Bearer secret-token"}),))
+    assert_whole(desk)
+    assert "secret-token" not in str(other_site.seen)
+
+
+@pytest.mark.parametrize("location", [None, "", "ftp://127.0.0.1/model.gguf", "http://[broken", "http://host:port/"])
+def test_a_redirect_to_nowhere(site: Site, desk: Desk, location: str | None) -> None:
+    site.script = lambda exchange: exchange.status(302, Location=location)
+    assert_refused(desk, desk.order(site.url(URL)), "source_misbehaves")
+
+
 def test_an_expired_signature_is_renewed(site: Site, desk: Desk) -> None:
     site.files["/signed"] = CONTENT
     uses = {"old": 0, "new": 0}
@@ -326,6 +442,106 @@ def test_a_content_server_that_rejects_its_own_signature(site: Site, other_site:
     assert passed.code == "source_refused"
     assert "content server" in passed.message
     assert "very-secret" not in str(passed)
+
+
+def test_a_link_that_expires_for_all_connections_at_once(site: Site, desk: Desk) -> None:
+    # Four connections learn of it in the same moment; that is one expiry, not a content server that refuses its links.
+    site.files["/signed"] = CONTENT
+    expired = threading.Event()
+    together = threading.Barrier(4, timeout=20)
+
+    def script(exchange: Exchange) -> None:
+        if exchange.path == URL:
+            exchange.status(302, Location="/signed?sig=" + ("new" if expired.is_set() else "old"))
+        elif exchange.query == "sig=new" or not exchange.start:
+            exchange.proper()
+        else:
+            together.wait()
+            expired.set()
+            exchange.status(403)
+
+    site.script = script
+    report = desk.order(site.url(URL), size=len(CONTENT))
+    assert_whole(desk)
+    assert report.files[0].fetched == len(CONTENT)
+
+
+def test_a_server_that_is_started_again_drops_all_connections_once(site: Site, desk: Desk) -> None:
+    # More connections than retries: counted one by one, the first drop would already be too many.
+    away = threading.Event()
+    together = threading.Barrier(4, timeout=20)
+
+    def script(exchange: Exchange) -> None:
+        if exchange.start == 0 or away.is_set():
+            exchange.proper()
+            return
+        together.wait()
+        away.set()
+        exchange.proper(upto=10)
+
+    site.script = script
+    desk.settings = dataclasses.replace(desk.settings, retries=1)
+    report = desk.order(site.url(URL), size=len(CONTENT))
+    assert_whole(desk)
+    assert report.files[0].fetched == len(CONTENT)
+
+
+def test_a_lost_connection_is_tried_again(site: Site, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    # A server that was overloaded for a moment gets its connections back.
+    monkeypatch.setattr(engine, "RETRY_LOST_S", 0.1)
+    refused = threading.Semaphore(3)
+    open_now = threading.Barrier(2, timeout=20)
+
+    def script(exchange: Exchange) -> None:
+        if exchange.start and refused.acquire(blocking=False):
+            exchange.status(503)
+            return
+        if exchange.start:
+            # Passed only by two at a time.
+            with contextlib.suppress(threading.BrokenBarrierError):
+                open_now.wait()
+                open_now.abort()
+        exchange.proper()
+
+    site.script = script
+    desk.order(site.url(URL), size=len(CONTENT))
+    assert_whole(desk)
+    assert refused._value == 0
+
+
+@pytest.mark.parametrize("status", [500, 502, 504, 408])
+def test_a_passing_fault_of_the_server(site: Site, desk: Desk, status: int) -> None:
+    site.script = lambda exchange: exchange.status(status) if exchange.number <= 2 else exchange.proper()
+    desk.order(site.url(URL))
+    assert_whole(desk)
+
+
+@pytest.mark.parametrize(
+    ("value", "seconds"),
+    [
+        ("120", 120.0),
+        (" 3 ", 3.0),
+        ("Sun, 06 Nov 1994 08:50:37 GMT", 60.0),
+        ("Sun, 06 Nov 1994 08:49:00 GMT", 0.0),
+        ("-1", None),
+        ("\u00b2", None),
+        ("9" * 5000, None),
+        ("soon", None),
+        ("", None),
+    ],
+)
+def test_what_retry_after_means(value: str, seconds: float | None) -> None:
+    # RFC 9110 10.2.3; the date is that of its section 5.6.7, a minute later.
+    assert retry_after({"retry-after": value}, now=784111777.0) == seconds
+
+
+def test_the_wait_that_is_asked_for_is_kept(site: Site, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[float] = []
+    monkeypatch.setattr(engine.Transfer, "_sleep", lambda self, seconds: waits.append(seconds))
+    site.script = lambda exchange: exchange.status(429, Retry_After="17") if exchange.number == 1 else exchange.proper()
+    desk.order(site.url(URL))
+    assert_whole(desk)
+    assert waits[0] == 17.0
 
 
 @pytest.mark.parametrize("status", [429, 503])
@@ -451,7 +667,8 @@ def test_silence_from_the_start_is_a_stall_too(site: Site, desk: Desk) -> None:
     assert len(site.asked) == 3
 
 
-def test_etag_changed_between_requests(site: Site, desk: Desk) -> None:
+@pytest.mark.parametrize("connections", [1, 4])
+def test_etag_changed_between_requests(site: Site, desk: Desk, connections: int) -> None:
     newer = b"GGUF" + CONTENT[4:][::-1]
 
     def script(exchange: Exchange) -> None:
@@ -462,8 +679,34 @@ def test_etag_changed_between_requests(site: Site, desk: Desk) -> None:
             exchange.proper(etag='"new"')
 
     site.script = script
-    desk.order(site.url(URL), sha256=hashlib.sha256(newer).hexdigest(), connections=1)
+    desk.order(site.url(URL), sha256=hashlib.sha256(newer).hexdigest(), connections=connections)
     assert desk.dest.read_bytes() == newer
+
+
+def test_changed_according_to_if_range(site: Site, desk: Desk) -> None:
+    # What RFC 9110 13.1.5 asks of a server: the whole new file where the old ETag comes with a range.
+    newer = b"GGUF" + CONTENT[4:][::-1]
+
+    def script(exchange: Exchange) -> None:
+        if exchange.number == 1:
+            exchange.proper(etag='"old"', upto=HALF)
+            return
+        exchange.content = newer
+        if exchange.headers.get("If-Range", '"new"') != '"new"':
+            exchange.ranged, exchange.start, exchange.end = False, 0, len(newer)
+        exchange.proper(etag='"new"')
+
+    site.script = script
+    desk.order(site.url(URL), sha256=hashlib.sha256(newer).hexdigest())
+    assert desk.dest.read_bytes() == newer
+    assert '"old"' in {seen.get("If-Range") for seen in site.seen}
+
+
+def test_a_weak_etag_proves_nothing(site: Site, desk: Desk) -> None:
+    site.script = lambda exchange: exchange.proper(etag=f'W/"{exchange.number}"')
+    desk.order(site.url(URL))
+    assert_whole(desk)
+    assert not any("If-Range" in seen for seen in site.seen)
 
 
 def test_length_changed_between_requests(site: Site, desk: Desk) -> None:
@@ -625,6 +868,81 @@ def test_a_proxy_from_the_environment(site: Site, desk: Desk, monkeypatch: pytes
     assert all(seen["Proxy-Authorization"] == "Basic dXNlcjp3b3Jk" for seen in site.seen)
 
 
+class Tunnels(socketserver.ThreadingTCPServer):
+    """A proxy that opens tunnels (CONNECT); ``heads`` are the requests that it saw."""
+
+    daemon_threads = True
+    block_on_close = False
+
+    def __init__(self) -> None:
+        self.heads: list[str] = []
+        tunnels = self
+
+        class Handler(socketserver.StreamRequestHandler):
+            def handle(self) -> None:
+                head = b""
+                while not head.endswith(b"\r\n\r\n"):
+                    line = self.rfile.readline()
+                    if not line:
+                        return
+                    head += line
+                tunnels.heads.append(head.decode("latin-1"))
+                host, _, port = head.split()[1].decode().rpartition(":")
+                # The name is the proxy's to resolve.
+                with socket.create_connection(("127.0.0.1", int(port))) as target:
+                    assert host == "models.invalid"
+                    self.wfile.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                    threading.Thread(target=self._pass_on, args=(self.connection, target), daemon=True).start()
+                    self._pass_on(target, self.connection)
+
+            @staticmethod
+            def _pass_on(source: socket.socket, target: socket.socket) -> None:
+                with contextlib.suppress(OSError):
+                    while data := source.recv(65536):
+                        target.sendall(data)
+                    target.shutdown(socket.SHUT_WR)
+
+        super().__init__(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
+
+
+def test_https_goes_through_the_proxy_in_a_tunnel(
+    secure_site: Site, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tunnels = Tunnels()
+    try:
+        monkeypatch.setenv("https_proxy", f"http://user:word@127.0.0.1:{tunnels.server_address[1]}")
+        desk.settings = dataclasses.replace(desk.settings, ca_path=str(FIXTURES / "server.crt"))
+        # The certificate is for 127.0.0.1: trusted, and still refused for another name.
+        url = f"https://models.invalid:{secure_site.port}{URL}"
+        report = desk.order(sources=(Source(url=url, headers={"Authorization": "Bearer secret-token"}),))
+    finally:
+        tunnels.shutdown()
+        tunnels.server_close()
+    assert_refused(desk, report, "source_unreachable")
+    assert "models.invalid" in report.faults[0].message
+    assert all("Proxy-Authorization: Basic dXNlcjp3b3Jk" in head for head in tunnels.heads)
+    assert "secret-token" not in str(tunnels.heads)
+    assert tunnels.heads
+
+
+def test_a_proxy_that_is_not_spoken_to_by_http(site: Site, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("all_proxy", "socks5h://user:hidden@127.0.0.1:1080")
+    report = desk.order(site.url(URL))
+    assert_refused(desk, report, "source_misbehaves")
+    assert "proxy" in report.faults[0].message
+    assert "hidden" not in report.faults[0].message
+
+
+@pytest.mark.parametrize("name", ["no_proxy", "NO_PROXY"])
+@pytest.mark.parametrize("value", ["127.0.0.1:{port}", "other.invalid, 127.0.0.1", "*"])
+def test_forms_of_no_proxy(site: Site, desk: Desk, monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv(name, value.format(port=site.port))
+    desk.order(site.url(URL))
+    assert_whole(desk)
+
+
 def test_no_proxy_is_honoured(site: Site, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     monkeypatch.setenv("no_proxy", "127.0.0.1")
@@ -656,14 +974,6 @@ def test_an_address_that_hangs_does_not_hold_up_the_next(
     assert_whole(desk)
 
 
-@pytest.fixture
-def secure_site() -> Iterator[Site]:
-    made = Site({URL: CONTENT})
-    made.start((str(FIXTURES / "server.crt"), str(FIXTURES / "server.key")))
-    yield made
-    made.stop()
-
-
 def test_an_own_ca(secure_site: Site, desk: Desk) -> None:
     report = desk.order(secure_site.url(URL))
     assert_refused(desk, report, "source_unreachable")
@@ -671,3 +981,38 @@ def test_an_own_ca(secure_site: Site, desk: Desk) -> None:
     desk.settings = dataclasses.replace(desk.settings, ca_path=str(FIXTURES / "server.crt"))
     desk.order(secure_site.url(URL))
     assert_whole(desk)
+
+
+@pytest.mark.parametrize("connections", [1, 4])
+def test_drops_within_tls(secure_site: Site, desk: Desk, connections: int) -> None:
+    # Records of 16 KiB, gathered into larger reads: what came before the drop counts.
+    offsets = [1, 16384, 16385, 700_001, 2_000_003]
+
+    def script(exchange: Exchange) -> None:
+        exchange.proper(upto=offsets[exchange.number - 1] if exchange.number <= len(offsets) else None)
+
+    secure_site.script = script
+    desk.settings = dataclasses.replace(desk.settings, ca_path=str(FIXTURES / "server.crt"))
+    report = desk.order(secure_site.url(URL), connections=connections)
+    assert_whole(desk)
+    assert report.files[0].fetched == len(CONTENT)
+
+
+def test_a_stall_within_tls(secure_site: Site, desk: Desk) -> None:
+    release = threading.Event()
+
+    def script(exchange: Exchange) -> None:
+        if exchange.number == 1:
+            exchange.head(200, Content_Length=len(CONTENT), ETag='"1"')
+            exchange.body(CONTENT[:HALF])
+            release.wait(20)
+            exchange.hang_up()
+        else:
+            release.set()
+            exchange.proper()
+
+    secure_site.script = script
+    desk.settings = dataclasses.replace(desk.settings, ca_path=str(FIXTURES / "server.crt"))
+    report = desk.order(secure_site.url(URL), connections=1)
+    assert_whole(desk)
+    assert report.files[0].fetched == len(CONTENT)
