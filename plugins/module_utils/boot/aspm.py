@@ -18,7 +18,7 @@ FAULTS = Catalogue(
             "aspm_unavailable",
             "error",
             "The kernel has no PCIe Active State Power Management, or not the policy asked for.",
-            "/sys/module/pcie_aspm/parameters/policy is not there; performance is asked for",
+            "/sys/module/pcie_aspm/parameters/policy: is not there; performance is asked for",
         ),
         FaultKind(
             "aspm_denied",
@@ -79,7 +79,7 @@ def converge(machine: Machine, policy: str | None, check: bool = False) -> Outco
             FAULTS.fault(
                 "aspm_unavailable",
                 POLICY,
-                f"{POLICY} {has}; {policy} is asked for",
+                f"{has}; {policy} is asked for",
                 "Leave the policy alone, or boot without pcie_aspm=off and with a kernel that has CONFIG_PCIEASPM.",
             )
         )
@@ -130,7 +130,5 @@ def _write(machine: Machine, before: str | None, wanted: str | None, outcome: Ou
             replace_file(target, wanted.encode())
     except OSError as exc:
         outcome.faults.append(
-            FAULTS.fault(
-                "aspm_not_written", PATH, f"{PATH}: {exc.strerror or exc}", "Run as root on a writable file system."
-            )
+            FAULTS.fault("aspm_not_written", PATH, exc.strerror or str(exc), "Run as root on a writable file system.")
         )

@@ -37,7 +37,7 @@ FAULTS = Catalogue(
             "boot_id_unreadable",
             "critical",
             "The boot id cannot be read, so a reboot could not be told from none.",
-            "/proc/sys/kernel/random/boot_id cannot be read",
+            "/proc/sys/kernel/random/boot_id: cannot be read",
         ),
     ),
 )
@@ -157,7 +157,7 @@ def _faults(decision: Decision, request: Request, here: bool) -> list[Fault]:
             FAULTS.fault(
                 "boot_id_unreadable",
                 BOOT_ID,
-                f"{BOOT_ID} cannot be read",
+                "cannot be read",
                 "Reboot by hand, then run the same command again.",
             )
         ]

@@ -20,7 +20,7 @@ FAULTS = Catalogue(
             "apt_locked",
             "critical",
             "Another program holds a lock of apt or dpkg for longer than was to be waited.",
-            "/var/lib/dpkg/lock-frontend is held by unattended-upgr (pid 1234) for more than 600 s",
+            "/var/lib/dpkg/lock-frontend: is held by unattended-upgr (pid 1234) for more than 600 s",
         ),
     ),
 )
@@ -81,7 +81,7 @@ def wait(machine: Machine, seconds: float, pause: float = PAUSE_S) -> tuple[list
         FAULTS.fault(
             "apt_locked",
             holder.path,
-            f"{holder.path} is held by {holder.words} for more than {seconds:.0f} s",
+            f"is held by {holder.words} for more than {seconds:.0f} s",
             f"See what it does: systemctl status {holder.pid}" if holder.pid else "See: fuser -v " + holder.path,
         )
         for holder in now

@@ -39,7 +39,7 @@ FAULTS = Catalogue(
             "nouveau_loaded_by_name",
             "error",
             "A file of the machine loads nouveau by its name, and a blacklist does not keep that from happening.",
-            "/etc/initramfs-tools/modules names nouveau",
+            "/etc/initramfs-tools/modules: names nouveau",
         ),
         FaultKind(
             "initramfs_rebuild_failed",
@@ -51,7 +51,7 @@ FAULTS = Catalogue(
             "initramfs_stale",
             "critical",
             "An initramfs was made anew and still does not carry the file that keeps nouveau from loading.",
-            "/boot/initrd.img-5.15.0-91-generic does not have /etc/modprobe.d/volta-nouveau.conf in it; "
+            "/boot/initrd.img-5.15.0-91-generic: does not have /etc/modprobe.d/volta-nouveau.conf in it; "
             "update-initramfs said: Not updating initramfs.",
         ),
         FaultKind(
@@ -70,7 +70,7 @@ FAULTS = Catalogue(
             "initramfs_missing",
             "warning",
             "A kernel has no initramfs although others have; it may not boot.",
-            "5.15.0-91-generic has no image in /boot",
+            "5.15.0-91-generic: has no image in /boot",
         ),
     ),
 )
@@ -263,7 +263,7 @@ def report(state: State) -> list[Fault]:
                 FAULTS.fault(
                     "initramfs_orphaned",
                     image.path,
-                    f"{image.path}: there is no /lib/modules/{image.kernel}",
+                    f"there is no /lib/modules/{image.kernel}",
                     f"remove it where the kernel is gone for good: update-initramfs -d -k {image.kernel}",
                 )
             )
@@ -272,7 +272,7 @@ def report(state: State) -> list[Fault]:
                 FAULTS.fault(
                     "initramfs_missing",
                     image.kernel,
-                    f"{image.kernel} has no image in /boot",
+                    "has no image in /boot",
                     f"update-initramfs -c -k {image.kernel}, or remove that kernel",
                 )
             )
@@ -302,7 +302,7 @@ def disable(
         return outcome
     for path in before.forced:
         outcome.faults.append(
-            FAULTS.fault("nouveau_loaded_by_name", path, f"{path} names nouveau", f"Remove that line from {path}.")
+            FAULTS.fault("nouveau_loaded_by_name", path, "names nouveau", f"Remove that line from {path}.")
         )
     stale = [kernel for kernel in before.kernels if kernel.image.path and kernel.rebuildable and kernel.stale]
     if before.file != CONTENT:
@@ -347,7 +347,7 @@ def _write(machine: Machine, outcome: Outcome) -> bool:
             FAULTS.fault(
                 "nouveau_file_not_written",
                 PATH,
-                f"{PATH}: {exc.strerror or exc}",
+                exc.strerror or str(exc),
                 "Run as root on a writable file system.",
             )
         )
@@ -386,7 +386,7 @@ def _rebuild(machine: Machine, known: Tools, stale: Sequence[KernelState], modal
                 FAULTS.fault(
                     "initramfs_stale",
                     str(kernel.image.path),
-                    f"{kernel.image.path} {_stale_words(kernel)}; {builder} said: {said[name]}",
+                    f"{_stale_words(kernel)}; {builder} said: {said[name]}",
                     "Look for update_initramfs=no below /etc/initramfs-tools, and for a read-only /boot."
                     if builder != "dracut"
                     else f'Write install_items+=" {PATH} " to a file in /etc/dracut.conf.d.',

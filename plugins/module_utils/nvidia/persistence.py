@@ -355,7 +355,7 @@ class Persistence:
                 FAULTS.fault(
                     "persistence_daemon_failed",
                     unit,
-                    f"{unit}: {state}{f'; {said[-400:]}' if said else ''}",
+                    f"{state}{f'; {said[-400:]}' if said else ''}",
                     f"See: journalctl -u {unit}; and volta.llm.driver_state for the driver",
                 )
             )
@@ -424,7 +424,7 @@ class Persistence:
             FAULTS.fault(
                 "power_limit_out_of_range",
                 "power_limit_w",
-                f"power_limit_w: {limit:g} W is outside of {gpu.min_w:g} W to {gpu.max_w:g} W of {gpu.bus_id}",
+                f"{limit:g} W is outside of {gpu.min_w:g} W to {gpu.max_w:g} W of {gpu.bus_id}",
                 f"Write power_limit_w from {gpu.min_w:g} to {gpu.max_w:g}, or 0 to leave the limit alone.",
             )
             for gpu in gpus
