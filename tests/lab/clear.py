@@ -12,6 +12,7 @@ from tests.lab.lab import Lab
 from tests.lab.paths import Paths
 from tests.lab.podman import Podman
 from tests.lab.proc import as_root, run, say
+from tests.lab.vm import Vm, all_names
 
 
 def clear(paths: Paths, *, everything: bool) -> None:
@@ -22,6 +23,9 @@ def clear(paths: Paths, *, everything: bool) -> None:
         name = folder.parent.name
         say(f"removing lab {name}")
         Lab(name, paths=paths, host=host).down()
+    for name in all_names(paths):
+        say(f"removing virtual machine {name}")
+        Vm(name, paths=paths).down()
     if paths.podman.is_dir():
         podman.ensure_holder()
         for name in podman.containers():

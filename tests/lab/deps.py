@@ -45,6 +45,7 @@ NEEDS = (
         "checks Debian's signatures",
         files=("/usr/share/keyrings/debian-archive-keyring.gpg",),
     ),
+    Need("gpg", "signs the archive of the lab", program="gpg"),
     Need("openssh-client", "reaches the machines", program="ssh"),
     Need("util-linux", "the private mount namespace", program="unshare"),
     Need("ca-certificates", "HTTPS", files=("/etc/ssl/certs/ca-certificates.crt",)),

@@ -66,7 +66,7 @@ class VirtualMachine(Machine):
 
 
 def qemu_command(
-    *, accelerator: str, disk: Path, disk_format: str, port: int, identity: Path, console: Path, processors: int
+    *, accelerator: str, disk: Path, disk_format: str, port: int, folder: Path, processors: int
 ) -> list[str]:
     """The command line. Only the devices named here exist; the card in slot 0x10 stands for a V100 (vm_image)."""
     return [
@@ -86,7 +86,10 @@ def qemu_command(
         "-display",
         "none",
         "-serial",
-        f"file:{console}",
+        f"file:{folder / 'console.log'}",
+        # To look into a machine that hangs: socat - UNIX-CONNECT:monitor
+        "-monitor",
+        "unix:monitor,server,nowait",
         "-device",
         "virtio-rng-pci",
         # The overlay is thrown away: what a crash of this host would lose is nobody's.
@@ -99,7 +102,7 @@ def qemu_command(
         "-device",
         "edu,addr=0x10",
         "-fw_cfg",
-        f"name={vm_image.IDENTITY},file={identity}",
+        f"name={vm_image.IDENTITY},file={folder / 'identity.tar'}",
     ]
 
 
@@ -224,8 +227,7 @@ class Vm:
             "/etc/ssh/ssh_host_ed25519_key": host_key.read_text(),
             "/etc/ssh/ssh_host_ed25519_key.pub": public + "\n",
         }
-        identity = self.folder / "identity.tar"
-        identity.write_bytes(image.tar_of(files, dict.fromkeys(files, 0o600)))
+        (self.folder / "identity.tar").write_bytes(image.tar_of(files, dict.fromkeys(files, 0o600)))
         hangs = self.paths.state / "vm-kvm-hangs"
         host_boot = Path("/proc/sys/kernel/random/boot_id").read_text()
         hung = hangs.exists() and hangs.read_text() == host_boot
@@ -238,14 +240,19 @@ class Vm:
                 disk=disk,
                 disk_format=disk_format,
                 port=port,
-                identity=identity,
-                console=self.console,
+                folder=self.folder,
                 processors=max(1, min(4, os.cpu_count() or 1)),
             )
             log = self.folder / "qemu.log"
             with log.open("wb") as handle:
                 process = subprocess.Popen(
-                    command, stdin=subprocess.DEVNULL, stdout=handle, stderr=handle, start_new_session=True
+                    command,
+                    # Names of sockets are short: the monitor's is relative.
+                    cwd=self.folder,
+                    stdin=subprocess.DEVNULL,
+                    stdout=handle,
+                    stderr=handle,
+                    start_new_session=True,
                 )
             record = {"process": process_identity(process.pid), "port": port, "accelerator": accelerator}
             write_atomic(self._file, json.dumps({"inventories": [], "servers": [], **record}))

@@ -27,6 +27,7 @@ RECIPE = 1
 #: What a server with a kernel of its own has beside the base image's packages.
 PACKAGES = (
     "apt-utils",
+    "dkms",
     "e2fsprogs",
     "grub-pc",
     "initramfs-tools",
@@ -61,6 +62,32 @@ IPv6AcceptRA=no
 #: real V100 (load whatever module claims it) happens here with the real kernel, its real modules and real modprobe.d.
 V100_MODALIAS = "pci:v000010DEd00001DB5sv000010DEsd00001249bc03sc02i00"
 V100_SLOT = "0000:00:10.0"
+#: What a V100 says of itself in /sys, laid over what the `edu` says.
+V100_IDENTITY = {
+    "vendor": "0x10de",
+    "device": "0x1db5",
+    "class": "0x030200",
+    "subsystem_vendor": "0x10de",
+    "subsystem_device": "0x1249",
+    "modalias": V100_MODALIAS,
+}
+V100_FOLDER = "/usr/local/lib/lab-v100"
+V100_UNIT = f"""\
+[Unit]
+Description=The identity of a V100 for the card in slot {V100_SLOT}
+DefaultDependencies=no
+After=local-fs.target
+Before=sysinit.target
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/bin/sh -ec 'for file in {V100_FOLDER}/*; do \
+    mount --bind $$file /sys/bus/pci/devices/{V100_SLOT}/$$(basename $$file); done'
+
+[Install]
+WantedBy=sysinit.target
+"""
 #: What makes a machine itself (who may log in, its host key) comes in through qemu's fw_cfg, before sshd starts.
 IDENTITY = "opt/volta-lab/identity"
 IDENTITY_UNIT = f"""\
@@ -83,11 +110,13 @@ FILES = {
     "/etc/fstab": f"LABEL={LABEL} / ext4 defaults 0 1\n",
     "/etc/systemd/network/10-user.network": NETWORK,
     "/etc/systemd/system/lab-identity.service": IDENTITY_UNIT,
+    "/etc/systemd/system/lab-v100.service": V100_UNIT,
+    **{f"{V100_FOLDER}/{name}": f"{text}\n" for name, text in V100_IDENTITY.items()},
     "/etc/udev/rules.d/70-lab-v100.rules": V100_RULE,
     "/etc/hosts": f"127.0.0.1 localhost\n127.0.1.1 volta-vm\n{HOST} lab-host\n",
     "/etc/hostname": "volta-vm\n",
     "/etc/default/grub.d/50-lab.cfg": (
-        "GRUB_DEFAULT=saved\nGRUB_TIMEOUT=1\n"
+        "GRUB_TIMEOUT=1\n"
         'GRUB_TERMINAL="serial console"\nGRUB_SERIAL_COMMAND="serial --speed=115200"\n'
         'GRUB_CMDLINE_LINUX_DEFAULT=""\nGRUB_CMDLINE_LINUX="console=ttyS0"\nGRUB_DISABLE_OS_PROBER=true\n'
     ),
@@ -104,25 +133,28 @@ for version in $(apt-cache madison linux-image-amd64 | cut -d'|' -f2 | tr -d ' '
     former=$version
 done
 if [ -n "$former" ]; then
-    apt-get install -q --yes --no-install-recommends "linux-image-amd64=$former"
+    apt-get install -q --yes --no-install-recommends "linux-image-amd64=$former" "linux-headers-amd64=$former"
 else
     package=$(printf '%s\n' $images | tail -n 2 | head -n 1)
-    apt-get install -q --yes --no-install-recommends "$package"
-    version=$(dpkg-query -W -f '${source:Version}' "$package")
-    mkdir -p /tmp/meta/DEBIAN
-    cat > /tmp/meta/DEBIAN/control <<END
-Package: linux-image-amd64
+    release=${package#linux-image-}
+    apt-get install -q --yes --no-install-recommends "$package" "linux-headers-$release"
+    version=$(dpkg-query -W -f '${source:Version}' "linux-headers-$release")
+    for kind in image headers; do
+        mkdir -p /tmp/meta/DEBIAN
+        cat > /tmp/meta/DEBIAN/control <<END
+Package: linux-$kind-amd64
 Source: linux-signed-amd64
 Version: $version
 Architecture: amd64
 Section: kernel
-Depends: $package
+Depends: linux-$kind-$release
 Maintainer: The volta.llm authors <root@localhost>
 Description: Linux for 64-bit PCs (meta-package, former version, made by the lab)
 END
-    dpkg-deb --build --root-owner-group /tmp/meta /tmp/meta.deb
-    dpkg -i /tmp/meta.deb
-    rm -r /tmp/meta /tmp/meta.deb
+        dpkg-deb --build --root-owner-group /tmp/meta /tmp/meta.deb
+        dpkg -i /tmp/meta.deb
+        rm -r /tmp/meta /tmp/meta.deb
+    done
 fi
 rm -f /var/cache/apt/archives/*.deb
 """
@@ -130,7 +162,8 @@ rm -f /var/cache/apt/archives/*.deb
 GRUB = f"""
 set -e
 echo nameserver 10.0.2.3 > /etc/resolv.conf
-systemctl enable systemd-networkd.service lab-identity.service >/dev/null 2>&1
+systemctl enable systemd-networkd.service lab-identity.service lab-v100.service >/dev/null 2>&1
+for unit in e2scrub_all.timer e2scrub_reap.service; do ln -sf /dev/null /etc/systemd/system/$unit; done
 mkdir -p /boot/grub
 cp -r /usr/lib/grub/i386-pc /boot/grub/
 grub-mkimage -O i386-pc -p '(hd0,msdos1)/boot/grub' -o /boot/grub/core.img biosdisk part_msdos ext2

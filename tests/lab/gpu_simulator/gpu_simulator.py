@@ -2350,7 +2350,15 @@ LIBRARY_FOLDERS = (
 NEEDS = {"nvidia": (), "nvidia_modeset": ("nvidia",), "nvidia_drm": ("nvidia_modeset",), "nvidia_uvm": ("nvidia",),
          "nvidia_peermem": ("nvidia",)}  # fmt: skip
 #: Programs that would ask or change the host's kernel; they are put aside and a script answers in their place.
-DIVERTED = ("/sbin/modprobe", "/sbin/rmmod", "/sbin/lsmod", "/sbin/modinfo", "/sbin/depmod", "/bin/uname")
+DIVERTED = (
+    "/sbin/modprobe",
+    "/sbin/rmmod",
+    "/sbin/lsmod",
+    "/sbin/modinfo",
+    "/sbin/depmod",
+    "/bin/uname",
+    "/usr/bin/mokutil",
+)
 ASIDE = ".distrib"
 SCRIPT = """\
 #!/bin/sh
@@ -2365,6 +2373,7 @@ case $name in
         ;;
     lsmod) exec gpu-sim lsmod ;;
     rmmod) exec gpu-sim rmmod "$@" ;;
+    mokutil) exec gpu-sim mokutil "$@" ;;
 esac
 kernel=
 query=
@@ -2708,6 +2717,25 @@ def modprobe(state: dict[str, Any], program: str, words: Sequence[str]) -> int:
     return status
 
 
+def mokutil(state: dict[str, Any], words: Sequence[str]) -> int:
+    """What mokutil says about Secure Boot and the machine's own key; importing it needs somebody at the console."""
+    if not state["boot"]["secure"] and not faults(state, "secure-boot"):
+        print("EFI variables are not supported on this system", file=sys.stderr)
+        return 1
+    enrolled = bool(state.get("enrolled"))
+    if "--sb-state" in words:
+        print("SecureBoot enabled")
+    elif words[:1] in (["--test-key"], ["-t"]) and len(words) > 1:
+        print(f"{words[1]} is {'already' if enrolled else 'not'} enrolled")
+        return 1 if enrolled else 0
+    elif words[:1] in (["--list-enrolled"], ["-l"]):
+        print("[key 1]\nSHA1 Fingerprint: 76:a0:92:06:58:00:bf:37:69:01:c3:72:cd:55:a9:0e:1f:de:d2:e0")
+        print("        Subject: C=GB, ST=Isle of Man, L=Douglas, O=Canonical Ltd., CN=Canonical Ltd. Master CA")
+        if enrolled:
+            print("[key 2]\n        Subject: CN=Secure Boot Module Signature key")
+    return 0
+
+
 def announce(before: bool, after: bool) -> None:
     """Do what udev's rules do when the driver's devices come and go. Nothing waits for it."""
     if before != after and Path("/run/systemd/system").is_dir():
@@ -2731,6 +2759,8 @@ def install_on_machine(sysroot: str) -> None:
     script.write_text(SCRIPT.replace("SYSROOT", sysroot), encoding="utf-8")
     script.chmod(0o755)
     for path in map(Path, DIVERTED):
+        if not os.path.lexists(path):
+            continue
         aside = path.with_name(path.name + ASIDE)
         if not os.path.lexists(aside):
             # Another path of the same program, as /bin/lsmod beside /sbin/lsmod, stays as it is.
@@ -2738,7 +2768,7 @@ def install_on_machine(sysroot: str) -> None:
                 ["dpkg-divert", "--quiet", "--local", "--rename", "--divert", str(aside), "--add", str(path)],
                 check=True,
             )
-        if path.parent.name == "sbin":
+        if path.parent == Path("/sbin"):
             link = real / path.name
             if not link.is_symlink():
                 link.symlink_to("/bin/kmod")
@@ -2939,10 +2969,10 @@ def control(words: Sequence[str]) -> int:
     commands.add_parser("boot", help="with --driver packages: what a boot does")
     commands.add_parser("enroll", help="with --driver packages: the machine's own module key is trusted from now on")
     commands.add_parser("lsmod", help="with --driver packages: the loaded modules")
-    for name in ("modprobe", "rmmod", "persistenced"):
+    for name in ("modprobe", "rmmod", "mokutil", "persistenced"):
         one = commands.add_parser(name, help=f"with --driver packages: answer as {name}", add_help=False)
         one.add_argument("words", nargs=argparse.REMAINDER)
-    if words[:1] and words[0] in ("modprobe", "rmmod", "persistenced"):
+    if words[:1] and words[0] in ("modprobe", "rmmod", "mokutil", "persistenced"):
         # Their options are theirs: the parser would take some of them for its own.
         options = argparse.Namespace(command=words[0], words=list(words[1:]), state=None)
     else:
@@ -2990,7 +3020,7 @@ def _control(path: Path, options: argparse.Namespace) -> int:
 
 def _change(path: Path, options: argparse.Namespace) -> int:
     state = load_state(path)
-    if options.command in ("boot", "enroll", "lsmod", "modprobe", "rmmod"):
+    if options.command in ("boot", "enroll", "lsmod", "mokutil", "modprobe", "rmmod"):
         return _from_packages(path, state, options)
     if options.command == "show":
         print(json.dumps(state, indent=1))
@@ -3017,6 +3047,8 @@ def _from_packages(path: Path, state: dict[str, Any], options: argparse.Namespac
             name, size, count, users, *_ = line.split()
             print(f"{name:<19} {size:>8}  {count}{'' if users == '-' else ' ' + users.rstrip(',')}".rstrip())
         return 0
+    if options.command == "mokutil":
+        return mokutil(state, options.words)
     status = 0
     if options.command == "boot":
         boot(state)

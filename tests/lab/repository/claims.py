@@ -75,8 +75,8 @@ _UPDATE_GRUB = """\
 set -e
 command -v update-grub >/dev/null || exit 0
 set -- $DEB_MAINT_PARAMS
-mode="${1#\'}"
-mode="${mode%\'}"
+mode="${1#\\'}"
+mode="${mode%\\'}"
 case $0:$mode in
     */postinst.d/*: | */postinst.d/*:configure | */postrm.d/*: | */postrm.d/*:remove)
         [ ! -e /boot/grub/grub.cfg ] || exec update-grub
@@ -184,7 +184,7 @@ grub-editenv /boot/grub/grubenv create
 cp /tmp/ubuntu.sources /etc/apt/sources.list.d/ubuntu.sources
 options="-o Dir::Etc::sourcelist=/dev/null -o APT::Sandbox::User=root"
 apt-get $options -qq update
-DEBIAN_FRONTEND=noninteractive apt-get $options -qq install --yes --no-install-recommends {meta} >/dev/null
+DEBIAN_FRONTEND=noninteractive apt-get $options -qq install --yes --no-install-recommends {meta} shim-signed >/dev/null
 update-grub 2>/dev/null
 rm -rf /var/lib/apt/lists/* /tmp/ubuntu.sources /etc/apt/sources.list.d/ubuntu.sources /run/reboot-required*
 rm -f /var/log/apt/history.log /var/log/apt/term.log

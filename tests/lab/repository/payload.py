@@ -8,6 +8,7 @@ is compiled: a DKMS module is "built" by a Python program that writes such a fil
 
 from __future__ import annotations
 
+import base64
 import inspect
 from pathlib import Path
 
@@ -96,28 +97,48 @@ def kernel_config(kernel: str) -> str:
     )
 
 
-#: scripts/sign-file HASH KEY CERTIFICATE MODULE [DEST]: enough of a signature to be seen as one.
+#: scripts/sign-file HASH KEY CERTIFICATE MODULE [DEST]: a real signature, made by openssl.
 SIGN_FILE = """\
 #!/usr/bin/python3
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
-target = Path(sys.argv[4])
-data = target.read_bytes()
+algorithm, key, certificate, name = sys.argv[1:5]
+data = Path(name).read_bytes()
 mark = b"~Module signature appended~\\n"
 if not data.endswith(mark):
     # struct module_signature: algo, hash, id_type (2: PKCS#7), signer_len, key_id_len, pad, sig_len (big endian).
-    signature = b"simulated: signed with " + sys.argv[2].encode()
+    with tempfile.NamedTemporaryFile() as pem:
+        subprocess.run(["openssl", "x509", "-inform", "DER", "-in", certificate, "-out", pem.name], check=True)
+        signature = subprocess.run(
+            ["openssl", "cms", "-sign", "-binary", "-noattr", "-nocerts", "-md", algorithm, "-in", name,
+             "-signer", pem.name, "-inkey", key, "-outform", "DER"],
+            check=True, stdout=subprocess.PIPE,
+        ).stdout
     head = bytes([0, 0, 2, 0, 0, 0, 0, 0]) + len(signature).to_bytes(4, "big")
     data += signature + head + mark
-Path((sys.argv[5:] or sys.argv[4:5])[0]).write_bytes(data)
+Path(sys.argv[5] if len(sys.argv) > 5 else name).write_bytes(data)
 """
 
 
-def signature(signer: str) -> bytes:
+#: A signature (CMS, as scripts/sign-file makes it) by a key that was thrown away; its issuer is named as Canonical's.
+#: modinfo prints it; nothing in the lab checks it against the module.
+CANONICAL = base64.b64decode(
+    "MIIB4wYJKoZIhvcNAQcCoIIB1DCCAdACAQExDTALBglghkgBZQMEAgMwCwYJKoZIhvcNAQcBMYIBrTCCAakCAQEwgYMwazELMAkG"
+    "A1UEBhMCR0IxFDASBgNVBAgMC0lzbGUgb2YgTWFuMRcwFQYDVQQKDA5DYW5vbmljYWwgTHRkLjEtMCsGA1UEAwwkQ2Fub25pY2Fs"
+    "IEx0ZC4gS2VybmVsIE1vZHVsZSBTaWduaW5nAhQUkBHafqA/J0gStkFnbGo05q1KbjALBglghkgBZQMEAgMwDQYJKoZIhvcNAQEB"
+    "BQAEggEAhY2KPERIFIBPoRzz2/WdVGqv6g7/uDO868LxC0fW++IU6tpVdgSAeguraAoGrV1YlFdsLsTOZJdwQkWyIFpdaF/kJ7N6"
+    "R8RISzWkv5MHXO4eDPoRPLfuRATItAelfFV/4VqhAM4/MHgiZQUVCfJBPhLhYE2Ec99thq/rOcNXvXLRDgv4Q4PCy7uRJ/RXfDtz"
+    "cG9JZlDh8VUYFd+shZis6s+A42AjpHFGDNac3SOsOgqWWkH5P9nwavdmXTSkKo/8lMerMxU9IL3ElnmsOyHuHZw4DhWqDcd0YXWI"
+    "JpDNYMl46RqiBcuOZTGS3FNHnfZDMpB2A5FIOmxdPDIS66vllg=="
+)
+
+
+def signature() -> bytes:
     """What is appended to a module signed by the distribution."""
-    words = f"simulated: signed with {signer}".encode()
-    return words + bytes([0, 0, 2, 0, 0, 0, 0, 0]) + len(words).to_bytes(4, "big") + SIGNED
+    return CANONICAL + bytes([0, 0, 2, 0, 0, 0, 0, 0]) + len(CANONICAL).to_bytes(4, "big") + SIGNED
 
 
 def libraries(version: str, names: tuple[str, ...]) -> dict[str, File]:
@@ -231,6 +252,18 @@ PERSISTENCED = """\
 #!/bin/sh
 # The simulated persistence daemon: all of it is in the GPU simulator.
 exec /usr/local/sbin/gpu-sim persistenced "$@"
+"""
+
+#: shim-signed's program that makes the machine's own key; enrolling it needs somebody at the console.
+SECUREBOOT_POLICY = """\\
+#!/bin/sh
+set -e
+[ "$1" = --new-key ] || exit 0
+folder=/var/lib/shim-signed/mok
+[ ! -e $folder/MOK.priv ] || exit 0
+mkdir -p $folder
+openssl req -new -x509 -nodes -days 36500 -subj "/CN=$(hostname) Secure Boot Module Signature key" \\
+    -newkey rsa:2048 -keyout $folder/MOK.priv -outform DER -out $folder/MOK.der >/dev/null 2>&1
 """
 
 MODPROBE = """\

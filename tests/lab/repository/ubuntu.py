@@ -167,6 +167,7 @@ COMPANIONS = (
     ("intel-microcode", "3.20250211.0ubuntu0", "intel-microcode", "restricted/admin", {}),
     ("amd64-microcode", "3.20191218.1ubuntu2.3", "amd64-microcode", "admin", {}),
     ("xserver-xorg-core", "2:21.1.4-2ubuntu1.7~22.04.14", "xorg-server", "x11", {"Provides": "xorg-video-abi-25"}),
+    ("shim-signed", "1.51.4+15.8-0ubuntu1", "shim-signed", "utils", {"Depends": "openssl"}),
     # Syllo/nvtop#51, #68, #118: Ubuntu's build depends on the library package of one branch, here a transitional one.
     ("nvtop", "1.2.2-1", "nvtop", "universe/utils", {"Depends": "libc6, libnvidia-compute-545"}),
 )
@@ -231,6 +232,8 @@ def companions() -> Iterator[Package]:
     """The packages beside kernels and drivers."""
     for name, version, source, section, relations in COMPANIONS:
         files = {"/usr/bin/nvidia-modprobe": text(payload.MODPROBE, 0o4755)} if name == "nvidia-modprobe" else {}
+        if name == "shim-signed":
+            files = {"/usr/sbin/update-secureboot-policy": text(payload.SECUREBOOT_POLICY, 0o755)}
         if name == "nvtop":
             files = {"/usr/bin/nvtop": text("#!/bin/sh\necho simulated\n", 0o755)}
         yield Package(name, version, source, section, f"{name} (simulated)", relations=relations, files=files)
@@ -515,10 +518,16 @@ def _kernel_set(
     def span(name: str) -> str:
         return f"{name} (<= {upstream}-1), {name} (>= {upstream})"
 
+    forget = (
+        "#!/bin/sh\nset -e\ncase $1 in remove|upgrade|deconfigure) ;; *) exit 0 ;; esac\n"
+        f"[ ! -d /var/lib/dkms/{dkms}/{upstream} ] || dkms remove -m {dkms} -v {upstream} --all\n"
+    )
     yield make(
         f"nvidia-kernel-source{variant}", _exclusive("nvidia-kernel-source") if flavour else
         {"Conflicts": "nvidia-kernel-source-any", "Provides": "nvidia-kernel-source-any"},
         payload.dkms_source(dkms, upstream, is_open),
+        # Once the sources are gone, DKMS can neither build nor remove what it made of them.
+        scripts={"prerm": forget},
     )  # fmt: skip
     yield make(
         f"nvidia-dkms{variant}",
@@ -529,9 +538,7 @@ def _kernel_set(
         scripts={
             "postinst": "#!/bin/sh\nset -e\n[ \"$1\" = configure ] || exit 0\n"
             f"/usr/lib/dkms/common.postinst {dkms} {upstream} /usr/share/nvidia \"\" \"$2\"\n",
-            "prerm": "#!/bin/sh\nset -e\ncase $1 in remove|upgrade|deconfigure) ;; *) exit 0 ;; esac\n"
-            f"if [ -n \"$(dkms status -m {dkms} -v {upstream})\" ]; then dkms remove -m {dkms} -v {upstream} --all; "
-            "fi\n",
+            "prerm": forget,
         },
     )  # fmt: skip
     parts = [
@@ -610,7 +617,7 @@ def _prebuilt(
             name, driver.upstream, payload.licence(is_open), kernel.release, aliases=aliases, depends=depends
         )
         objects[f"{folder}/bits/{name}.o"] = File(image)
-        signatures[f"{folder}/bits/{name}.ko.sig"] = File(payload.signature("Canonical Ltd. Kernel Module Signing"))
+        signatures[f"{folder}/bits/{name}.ko.sig"] = File(payload.signature())
         steps.append(f"cat {folder}/bits/{name}.o {folder}/bits/{name}.ko.sig >{folder}/{name}.ko\n")
     yield Package(
         f"linux-objects-nvidia-{flavour}-{kernel.release}", version, source, "restricted/kernel",
