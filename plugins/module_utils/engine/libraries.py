@@ -23,10 +23,14 @@ TOOLKIT_LIBRARY = re.compile(r"^lib(?:cudart|cublas|cublasLt|nccl)\.so\.")
 KEPT = "The release in use was not touched. See the log, and report what was built and where if it stays so."
 
 
-def libraries_of(program: Path, account: Account | None) -> dict[str, str | None]:
-    """The shared libraries a program loads, by name, with the path found for each or null."""
+def libraries_of(program: Path, account: Account | None, folders: Sequence[Path] = ()) -> dict[str, str | None]:
+    """The shared libraries a program loads, by name, with the path found for each or null.
+
+    ``folders`` are searched as well, before the system's.
+    """
     ldd = find_program("ldd") or "ldd"
-    return parse_ldd(run_as(account, [ldd, str(program)], environment()).stdout)
+    extra = {"LD_LIBRARY_PATH": ":".join(map(str, folders))} if folders else {}
+    return parse_ldd(run_as(account, [ldd, str(program)], environment(extra=extra)).stdout)
 
 
 def parse_ldd(text: str) -> dict[str, str | None]:

@@ -15,7 +15,7 @@ from typing import Any
 from .process import BUILD_MARK, SEARCH_PATH, environment
 from .request import Request
 from .toolchain import Toolchain
-from .toolkit import numbers
+from .toolkit import library_folders, numbers
 
 #: Raised when the layout of a release or the way of building it changes, so that old releases are built anew.
 LAYOUT = 1
@@ -142,9 +142,10 @@ def build_environment(request: Request, tools: Toolchain, work: Path, home: Path
         extra["CCACHE_DIR"] = cache
     if tools.cuda is not None:
         extra["PATH"] = f"{tools.cuda.root}/bin:{SEARCH_PATH}"
-        # Programs are linked with a library that needs libcuda.so.1. Without a driver the linker finds the stub here;
-        # unlike a run path this is nothing that the programs keep.
-        extra["LDFLAGS"] = f"-Wl,-rpath-link,{work}/{STUBS}"
+        # Programs are linked with a library that needs the toolkit's, and the driver's, in whose place the linker finds
+        # the stub. Unlike a run path this is nothing that the programs keep.
+        folders = [f"{work}/{STUBS}", *(str(folder) for folder in library_folders(Path(tools.cuda.root)))]
+        extra["LDFLAGS"] = f"-Wl,-rpath-link,{':'.join(folders)}"
     return environment(str(home), extra)
 
 

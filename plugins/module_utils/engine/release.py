@@ -200,7 +200,7 @@ def lay_down(
         if not program.is_file():
             raise _proof_failed(target, "the build ended well and left no such program", "Check targets.")
         _copy(program, partial / "bin" / name, owner, 0o755)
-        for library, found in libraries_of(program, account).items():
+        for library, found in libraries_of(program, account, toolkit_folders).items():
             if found is None:
                 continue
             if found.startswith(f"{output}/"):

@@ -84,7 +84,8 @@ def test_a_release_to_be_shipped_fits_other_processors_and_needs_no_toolkit() ->
 
 def test_the_stub_is_for_the_linker_alone(tmp_path: Path) -> None:
     env = build_environment(REQUEST, TOOLS, tmp_path / "work", tmp_path / "home")
-    assert env["LDFLAGS"] == f"-Wl,-rpath-link,{tmp_path}/work/stubs"
+    toolkit = "/usr/local/cuda-12.2"
+    assert env["LDFLAGS"] == f"-Wl,-rpath-link,{tmp_path}/work/stubs:{toolkit}/lib64:{toolkit}/lib"
     assert "LDFLAGS" not in build_environment(REQUEST, CPU_TOOLS, tmp_path / "work", tmp_path / "home")
 
 
