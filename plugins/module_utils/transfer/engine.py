@@ -236,8 +236,8 @@ class Transfer:
         elif state is not None:
             same_hash = state.sha256 == self._want_sha256 if self._want_sha256 else state.source == self._name
             same_size = self._want_size is None or state.size in (None, self._want_size)
-            whole = all(high <= length for _, high in state.done.items)
-            if not (same_hash and same_size and whole):
+            state.done.cut(length)
+            if not (same_hash and same_size):
                 state = None
             elif state.source != self._name:
                 # Another address of the same bytes: its versions have names of their own.
@@ -320,7 +320,22 @@ class Transfer:
         for session in self._sessions:
             session.close()
         hasher.stop()
-        self._save()
+        try:
+            self._save()
+        except OSError as exc:
+            if exc.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            self._give_way()
+            self._save()
+
+    def _give_way(self) -> None:
+        """On a full disk, give up the end of what is there for the record of what is there."""
+        with self._cond:
+            done = self._state.done
+            end = max(0, done.end - READ)
+            os.ftruncate(self._fd, self._base + end)
+            done.cut(end)
+            self._state.durable.cut(end)
 
     # -- requests ---------------------------------------------------------------------------------------------------
 
@@ -344,6 +359,9 @@ class Transfer:
                 return session, span, response
             except Transient as exc:
                 session.close()
+                # Else it stays taken, and with the size known nothing would be left to ask for.
+                with self._cond:
+                    self._busy.pop(0, None)
                 self._sleep(self._failed(exc, begun))
 
     def _request(self, session: Session, span: tuple[int, int | None]) -> tuple[Response, tuple[int, int | None]]:
@@ -813,9 +831,12 @@ class Transfer:
 
     def _preallocate(self) -> None:
         """Claim the blocks, so that a full disk shows now and the file lies in few pieces; the size stays as it is."""
-        if self._total is None or _LIBC is None:
+        if self._total is None:
             return
-        if filesystem_of(self._fd) in ("tmpfs", "ramfs"):
+        if self._missing() > _free(self._fd):
+            # Said before it is tried: a claim that fails may keep what it got.
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if _LIBC is None or filesystem_of(self._fd) in ("tmpfs", "ramfs"):
             # There, claiming a page costs as much as writing it, and nothing is kept in pieces.
             return
         if _LIBC.fallocate(self._fd, _KEEP_SIZE, ctypes.c_longlong(self._base), ctypes.c_longlong(self._total)) != 0:
@@ -824,6 +845,14 @@ class Transfer:
             if code in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise OSError(code, os.strerror(code))
 
+    def _missing(self) -> int:
+        """Bytes that the rest of the file will still take of the disk; what was claimed before is taken already."""
+        try:
+            claimed = max(0, self._places.part.stat().st_blocks * 512 - self._base)
+        except OSError:
+            claimed = 0
+        return max(0, (self._total or 0) - max(claimed, self._state.done.total))
+
     def _write_back(self) -> None:
         """Let the disk begin with what is there, so that forcing it there at the end is short."""
         if _LIBC is not None:
@@ -831,12 +860,19 @@ class Transfer:
 
     def _disk_error(self, exc: OSError) -> FaultError:
         if exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            folder = self._places.dest.parent
+            wanted = f" of {amount(self._total)}" if self._total is not None else ""
+            numbers = f"{amount(self._state.done.total)}{wanted} of {self._places.dest.name} are there"
+            with contextlib.suppress(OSError):
+                if exc.errno == errno.ENOSPC and self._total is not None:
+                    numbers += f", {amount(self._missing())} are missing, {amount(_free(folder))} are free"
             return FaultError(
                 fault(
                     "disk_full",
-                    str(self._places.dest.parent),
-                    f"{exc.strerror} after {self._state.done.total} bytes of {self._places.dest.name}",
-                    "Make room there or choose another folder; the part is kept and the next run goes on from it.",
+                    str(folder),
+                    f"the file system at {mount_of(folder)}: {exc.strerror}; {numbers}",
+                    "Make room on that file system or choose another folder; what is there is kept, and the next run "
+                    "goes on from it.",
                 )
             )
         return FaultError(
@@ -988,6 +1024,24 @@ def _content_range(value: str | None) -> tuple[int | None, int | None, int | Non
 
 _KEEP_SIZE = 1  # FALLOC_FL_KEEP_SIZE, linux/falloc.h
 _START_WRITING = 2  # SYNC_FILE_RANGE_WRITE, linux/fs.h
+
+
+def amount(size: int) -> str:
+    """Bytes for people."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
+
+
+def mount_of(folder: Path) -> str:
+    """Where the file system that a folder lies on is mounted."""
+    here = Path(os.path.realpath(folder))
+    while not here.is_mount() and here != here.parent:
+        here = here.parent
+    return str(here)
+
+
+def _free(place: int | Path) -> int:
+    stat = os.statvfs(place)
+    return stat.f_bavail * stat.f_frsize
 
 
 def filesystem_of(fd: int) -> str:

@@ -179,6 +179,15 @@ class Ranges:
         """How far it reaches from 0 without a gap."""
         return self.items[0][1] if self.items and self.items[0][0] == 0 else 0
 
+    def cut(self, end: int) -> None:
+        """Forget what lies at ``end`` and behind it."""
+        self.items = [(low, min(high, end)) for low, high in self.items if low < end]
+
+    @property
+    def end(self) -> int:
+        """Where the last range ends; 0 when there is none."""
+        return self.items[-1][1] if self.items else 0
+
     @property
     def total(self) -> int:
         return sum(high - low for low, high in self.items)

@@ -466,6 +466,10 @@ def test_ranges_are_the_set_of_offsets(pairs: list[tuple[int, int]], end: int) -
     assert ranges.items == sorted(ranges.items)
     assert all(high < low for (_, high), (low, _) in zip(ranges.items, ranges.items[1:], strict=False))
     assert ranges.total == len(offsets)
+    assert ranges.end == max(offsets, default=-1) + 1
+    cut = Ranges(list(ranges.items))
+    cut.cut(end)
+    assert {offset for low, high in cut.items for offset in range(low, high)} == {at for at in offsets if at < end}
     missing = {offset for low, high in ranges.gaps(end) for offset in range(low, high)}
     assert missing == set(range(end)) - offsets
     assert ranges.front == next(offset for offset in range(100) if offset not in offsets)
