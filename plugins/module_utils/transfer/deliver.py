@@ -574,7 +574,7 @@ class Delivery:
         elif item.sha256 not in (None, sha256):
             problem = _another_hash(item.sources[number], item.dest.name, sha256, item.sha256, False)
         else:
-            problem = _fault_within(whole.part, item.dest.name, label, item.sha256)
+            problem = _fault_within(whole.part, item.dest.name, label, sha256 if proved_by_hash(item) else None)
         if problem is not None:
             self._discard_parts(item)
             raise SourceFailed(problem)
@@ -704,7 +704,7 @@ class Delivery:
             if not outcome.linked:
                 ready.chmod(0o644)
                 self._prepare(ready)
-            outcome.set_aside = self._set_aside(places, item)
+            outcome.set_aside = self._set_aside(places, item, outcome.sha256)
             stat = ready.stat()
             Stamp.of(stat, fetched.sha256, source.label, _proved(item, outcome)).write(places.stamp)
             ready.replace(item.dest)
@@ -725,13 +725,15 @@ class Delivery:
         outcome.size, outcome.sha256, outcome.source = fetched.size, fetched.sha256, source.label
         outcome.resumed_from, outcome.changed, outcome.right = fetched.resumed_from, True, True
 
-    def _set_aside(self, places: Places, item: Wanted) -> str | None:
-        """Keep a file that stands under the name but is not known to be an older version of ours."""
+    def _set_aside(self, places: Places, item: Wanted, found: str | None) -> str | None:
+        """Keep a file that stands under the name but is not known to be an older version of ours. ``found`` is the
+        SHA-256 of its bytes, null where they were not read."""
         size = _size_of(places.dest)
         if size is None:
             return None
         stamp = read_stamp(places.stamp)
-        if stamp is not None and stamp.fits(places.dest.stat()) and stamp.sha256 != item.sha256:
+        ours = stamp is not None and stamp.fits(places.dest.stat()) and found in (None, stamp.sha256)
+        if stamp is not None and ours and stamp.sha256 != item.sha256:
             # Ours, verified, and now replaced by another version.
             return None
         if size == 0:

@@ -247,20 +247,27 @@ def _ask(
         hub = hub_of(spec)
         commit = read_commit(hub, settings, own)
         at = {**spec, "revision": commit or hub.revision}
-        by_path: dict[str, Listed] = {}
         files = []
+        lists: dict[str, dict[str, Listed]] = {}
         for name in names:
             source = source_of(at, name, headers, token)
-            if source.hub_path not in by_path:
-                listed = list_files(kind, source.api or "", settings, own)
-                by_path.update({entry.path: entry for entry in listed})
-            entry = by_path.get(source.hub_path)
-            if entry is None:
+            folder = source.api or ""
+            failure = None
+            if folder not in lists:
+                try:
+                    lists[folder] = {entry.path: entry for entry in list_files(kind, folder, settings, own)}
+                except SourceFailed as exc:
+                    # Some mirrors have no list; what they send along with the redirect tells as much.
+                    failure = exc
+            entry = lists.get(folder, {}).get(source.hub_path)
+            if entry is None and failure is None:
                 continue
-            size, sha256 = entry.size, entry.sha256
+            size, sha256 = (entry.size, entry.sha256) if entry is not None else (None, None)
             if sha256 is None and kind == "huggingface":
                 told_size, sha256 = _probe(source.url or "", settings, own)
                 size = told_size if sha256 else size
+            if failure is not None and sha256 is None:
+                raise failure
             files.append(LockedFile(name, size, sha256, source.hub_path))
         return LockedSource(identity, tuple(files), hub.revision, commit)
     if kind == "ollama":

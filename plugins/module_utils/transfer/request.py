@@ -159,9 +159,10 @@ def _joined(wanted: list[Wanted], faults: list[Fault]) -> list[Wanted]:
         if part is not None:
             parts.setdefault(part.whole, []).append((part, item))
     out: list[Wanted] = []
+    wholes = set(parts)
     for item in wanted:
         part = raw_part(item.dest.name)
-        if part is None and item.dest.name in parts:
+        if part is None and item.dest.name in wholes:
             continue
         if part is None:
             out.append(item)
