@@ -2,8 +2,8 @@
 SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
-.PHONY: help dev os-packages lock demo clear test test-full lint unit cores molecule e2e test-vm docs \
-        bench bench-gpu build
+.PHONY: help dev os-packages lock demo clear test test-full lint unit cores molecule e2e test-vm test-cuda docs \
+        bench bench-gpu bench-engine build
 
 PYTHON ?= python3
 VENV := .venv
@@ -63,6 +63,9 @@ e2e: dev ## whole runs through ansible-runner, wrong settings included
 test-vm: dev ## a virtual machine with kernels of its own: reboots, initramfs, held kernels, GRUB (see docs/vm.md)
 	@$(BIN)/python -m tests.tiers vm
 
+test-cuda: dev ## the whole engine for sm_70 by the roles, with the toolkits of Debian 12 and 13 (kept by fingerprint)
+	@$(BIN)/python -m tests.tiers cuda
+
 docs: dev ## regenerate what is generated under docs/
 	$(BIN)/python docs/generate_faults.py
 	$(BIN)/python docs/generate_compatibility.py
@@ -70,6 +73,9 @@ docs: dev ## regenerate what is generated under docs/
 
 bench-gpu: dev ## process count and overhead of the GPU modules
 	@$(BIN)/python -m tests.bench.gpu
+
+bench-engine: dev ## processor time: sm_70 alone against the source's own list, and a new version with a warm compiler cache
+	@$(BIN)/python -m tests.bench.engine
 
 build: dev ## the collection as an artifact under build/
 	@rm -rf build && mkdir build

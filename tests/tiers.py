@@ -71,12 +71,17 @@ def e2e() -> Iterator[Step]:
     yield pytest_step("e2e", "tests/e2e")
 
 
+def cuda() -> Iterator[Step]:
+    """The whole engine for sm_70, by the roles, with Debian's two toolkits: an hour each where it is not kept."""
+    yield pytest_step("cuda", "-s", "tests/cuda")
+
+
 def vm() -> Iterator[Step]:
     yield Step("vm-packages", [sys.executable, "-m", "tests.lab.vm", "deps", "--install"])
     yield pytest_step("vm", "-s", "tests/vm")
 
 
-TIERS = {"lint": lint, "unit": unit, "cores": cores, "molecule": molecule, "e2e": e2e, "vm": vm}
+TIERS = {"lint": lint, "unit": unit, "cores": cores, "molecule": molecule, "e2e": e2e, "vm": vm, "cuda": cuda}
 SETS = {"test": ["lint", "unit", "cores", "molecule", "e2e"], "full": list(TIERS)}
 
 
