@@ -110,7 +110,7 @@ def wish(given: argparse.Namespace) -> Request:
     has_openssl = Path("/usr/include/openssl/ssl.h").is_file()
     return Request(
         source_type="archive",
-        url=given.source if given.source.startswith("/") else os.path.abspath(given.source),
+        url=str(Path(given.source).absolute()),
         sha256=given.sha256,
         commit=given.commit,
         prefix=str(given.folder / "opt"),
