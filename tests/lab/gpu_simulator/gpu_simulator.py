@@ -2344,7 +2344,14 @@ def _log_of(fault: dict[str, Any], by_slot: dict[int, dict[str, Any]]) -> list[s
 #: Folders of modprobe.d(5), in the order of precedence.
 MODPROBE_FOLDERS = ("/etc/modprobe.d", "/run/modprobe.d", "/usr/local/lib/modprobe.d", "/usr/lib/modprobe.d")
 LIBRARY_FOLDERS = (
-    "/usr/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu/nvidia/current", "/usr/lib/x86_64-linux-gnu/nvidia",
+    "/usr/lib/x86_64-linux-gnu", "/usr/lib/x86_64-linux-gnu/nvidia/current",
+    "/usr/lib/x86_64-linux-gnu/nvidia/tesla-535",
+)  # fmt: skip
+#: What Debian's packages put before the names of the modules.
+DEBIAN_MODULES = ("nvidia-current", "nvidia-tesla-535")
+#: Programs of Debian's driver packages that need the real driver; this file stands in their places.
+DEBIAN_PROGRAMS = (
+    "/usr/lib/nvidia/current/nvidia-smi", "/usr/lib/nvidia/tesla-535/nvidia-smi", "/usr/bin/nvidia-persistenced",
 )  # fmt: skip
 #: The driver's modules, each with what it needs.
 NEEDS = {"nvidia": (), "nvidia_modeset": ("nvidia",), "nvidia_drm": ("nvidia_modeset",), "nvidia_uvm": ("nvidia",),
@@ -2367,8 +2374,8 @@ name=${0##*/}
 release=$(cat SYSROOT/proc/sys/kernel/osrelease 2>/dev/null)
 case $name in
     uname)
-        host=$(/bin/uname.distrib -r)
-        /bin/uname.distrib "$@" | sed "s|$host|${release:-$host}|"
+        host=$(/usr/bin/uname.distrib -r)
+        /usr/bin/uname.distrib "$@" | sed "s|$host|${release:-$host}|"
         exit
         ;;
     lsmod) exec gpu-sim lsmod ;;
@@ -2554,15 +2561,17 @@ def _nouveau_of_initramfs(kernel: str) -> bool:
 
 def _module(name: str, kernel: str) -> tuple[str, str, str] | None:
     """(file, version, flavour) of a module on disk for a kernel; null where modprobe would not find it."""
-    found = {}
-    for field_name in ("filename", "version", "license"):
-        done = subprocess.run(
-            [_real("modinfo"), "-k", kernel, "-F", field_name, name], capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            return None
-        found[field_name] = done.stdout.strip().splitlines()[0] if done.stdout.strip() else ""
-    return found["filename"], found["version"], "open" if "GPL" in found["license"] else "proprietary"
+    names = [name]
+    if name in NEEDS:
+        names += [name.replace("nvidia", prefix, 1).replace("_", "-") for prefix in DEBIAN_MODULES]
+    for known in names:
+        done = subprocess.run([_real("modinfo"), "-k", kernel, known], capture_output=True, text=True, check=False)
+        if done.returncode == 0:
+            fields = [line.partition(":")[::2] for line in done.stdout.splitlines()]
+            found = {key: value.strip() for key, value in reversed(fields)}
+            kind = "open" if "GPL" in found.get("license", "") else "proprietary"
+            return found["filename"], found.get("version", ""), kind
+    return None
 
 
 def _real(program: str) -> str:
@@ -2759,21 +2768,36 @@ def install_on_machine(sysroot: str) -> None:
     script.write_text(SCRIPT.replace("SYSROOT", sysroot), encoding="utf-8")
     script.chmod(0o755)
     for path in map(Path, DIVERTED):
-        if not os.path.lexists(path):
-            continue
-        aside = path.with_name(path.name + ASIDE)
-        if not os.path.lexists(aside):
-            # Another path of the same program, as /bin/lsmod beside /sbin/lsmod, stays as it is.
-            subprocess.run(
-                ["dpkg-divert", "--quiet", "--local", "--rename", "--divert", str(aside), "--add", str(path)],
-                check=True,
-            )
-        if path.parent == Path("/sbin"):
-            link = real / path.name
-            if not link.is_symlink():
-                link.symlink_to("/bin/kmod")
-        if not path.is_symlink():
-            path.symlink_to(script)
+        if os.path.lexists(path):
+            _divert(_as_packaged(path), script)
+        if path.parent == Path("/sbin") and not (real / path.name).is_symlink():
+            (real / path.name).symlink_to("/bin/kmod")
+    if re.search(r"^ID=debian$", _read("/etc/os-release"), re.M):
+        for path in map(Path, DEBIAN_PROGRAMS):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            _divert(path, Path(__file__).resolve())
+
+
+def _as_packaged(path: Path) -> Path:
+    """The path by which dpkg knows a program: with /usr in front since Debian 13."""
+    merged = Path("/usr", str(path).lstrip("/"))
+    lists = ("kmod", "coreutils", "mokutil")
+    known = any(f"{merged}\n" in _read(f"/var/lib/dpkg/info/{name}.list") for name in lists)
+    return merged if known else path
+
+
+def _divert(path: Path, answer: Path) -> None:
+    """Let ``answer`` stand at ``path``; what packages have there, now or later, is put aside."""
+    if path.is_symlink() and path.readlink() == answer:
+        return
+    aside = path.with_name(path.name + ASIDE)
+    command = ["dpkg-divert", "--quiet", "--local", "--rename", "--divert", str(aside), "--add", str(path)]
+    subprocess.run(command, check=True)
+    path.symlink_to(answer)
+
+
+def _reload_units() -> None:
+    subprocess.run(["systemctl", "daemon-reload"], check=False)
 
 
 def persistenced(path: Path, words: Sequence[str]) -> int:
@@ -2867,7 +2891,6 @@ FAULTS: dict[str, tuple[list[tuple[str, str, Any]], str]] = {
         "every reading of the card fails with this text: Unknown Error, GPU requires reset",
     ),
     "nouveau": ([], "nouveau is loaded and owns the cards"),
-    "nouveau-busy": ([], "with --driver packages: nouveau cannot be unloaded, a console uses it"),
     "open-module": ([], "the open flavour of the module is loaded"),
     "secure-boot": (
         [],
@@ -2883,12 +2906,18 @@ FAULTS: dict[str, tuple[list[tuple[str, str, Any]], str]] = {
     "kernel-line": ([("text", "text", None)], "any line in the kernel log"),
 }  # fmt: skip
 
+#: Those that mean something with --driver packages only, and that nvidia-smi never shows.
+PACKAGES_FAULTS: dict[str, tuple[list[tuple[str, str, Any]], str]] = {
+    "nouveau-busy": ([], "nouveau cannot be unloaded, a console uses it"),
+}
+ALL_FAULTS = {**FAULTS, **PACKAGES_FAULTS}
+
 
 def make_fault(state: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
     kind, *given = words
-    if kind not in FAULTS:
-        raise UsageError(f"unknown fault {kind!r}; known: {', '.join(FAULTS)}")
-    parameters, _ = FAULTS[kind]
+    if kind not in ALL_FAULTS:
+        raise UsageError(f"unknown fault {kind!r}; known: {', '.join(ALL_FAULTS)}")
+    parameters, _ = ALL_FAULTS[kind]
     if len(given) > len(parameters):
         raise UsageError(f"fault {kind} takes {_usage(kind)}, not {' '.join(given)!r}")
     fault: dict[str, Any] = {"kind": kind}
@@ -2911,7 +2940,7 @@ def make_fault(state: dict[str, Any], words: Sequence[str]) -> dict[str, Any]:
 
 
 def _usage(kind: str) -> str:
-    parameters, _ = FAULTS[kind]
+    parameters, _ = ALL_FAULTS[kind]
     return (
         " ".join(name if default is None else f"[{name}={default}]" for name, _, default in parameters) or "no argument"
     )
@@ -2939,7 +2968,8 @@ def _argument(state: dict[str, Any], kind: str, name: str, reading: str, word: s
     return number
 
 
-def control(words: Sequence[str]) -> int:
+def control(arguments: Sequence[str]) -> int:
+    words = list(arguments)
     parser = argparse.ArgumentParser(prog="gpu-sim", description="Control the simulated NVIDIA driver of this machine.")
     parser.add_argument("--state", metavar="FILE", help=f"state file (default {DEFAULT_STATE})")
     commands = parser.add_subparsers(dest="command", required=True)
@@ -2959,7 +2989,9 @@ def control(words: Sequence[str]) -> int:
         "fault",
         help="break something; several at once add up",
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="\n".join(f"  {kind} {_usage(kind)}\n      {text}" for kind, (_, text) in FAULTS.items()),
+        epilog="\n".join(f"  {kind} {_usage(kind)}\n      {text}" for kind, (_, text) in FAULTS.items())
+        + "\n  With --driver packages:\n"
+        + "\n".join(f"    {kind} {_usage(kind)}\n      {text}" for kind, (_, text) in PACKAGES_FAULTS.items()),
     )
     fault.add_argument("words", nargs="+", metavar="FAULT", help="kind and its arguments")
     clear = commands.add_parser("clear", help="healthy again")
@@ -2972,9 +3004,10 @@ def control(words: Sequence[str]) -> int:
     for name in ("modprobe", "rmmod", "mokutil", "persistenced"):
         one = commands.add_parser(name, help=f"with --driver packages: answer as {name}", add_help=False)
         one.add_argument("words", nargs=argparse.REMAINDER)
-    if words[:1] and words[0] in ("modprobe", "rmmod", "mokutil", "persistenced"):
+    named, rest = (words[1], words[2:]) if words[:1] == ["--state"] else (None, words)
+    if rest and rest[0] in ("modprobe", "rmmod", "mokutil", "persistenced"):
         # Their options are theirs: the parser would take some of them for its own.
-        options = argparse.Namespace(command=words[0], words=list(words[1:]), state=None)
+        options = argparse.Namespace(command=rest[0], words=list(rest[1:]), state=named)
     else:
         options = parser.parse_args(list(words))
     path = Path(options.state) if options.state else state_path()
@@ -3007,7 +3040,7 @@ def _control(path: Path, options: argparse.Namespace) -> int:
             _see_packages(state)
         save_state(path, state)
         if from_packages:
-            subprocess.run(["systemctl", "daemon-reload"], check=False)
+            _reload_units()
             announce(False, loaded_version(state) is not None)
         return 0
     if not path.exists():
@@ -3027,8 +3060,8 @@ def _change(path: Path, options: argparse.Namespace) -> int:
         return 0
     if options.command == "fault":
         state["faults"].append(make_fault(state, options.words))
-    elif options.kind is not None and options.kind not in FAULTS:
-        raise UsageError(f"unknown fault {options.kind!r}; known: {', '.join(FAULTS)}")
+    elif options.kind is not None and options.kind not in ALL_FAULTS:
+        raise UsageError(f"unknown fault {options.kind!r}; known: {', '.join(ALL_FAULTS)}")
     else:
         state["faults"] = [fault for fault in state["faults"] if options.kind not in (None, fault["kind"])]
     save_state(path, state)
@@ -3067,6 +3100,8 @@ def main(argv: Sequence[str]) -> NoReturn:
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         if Path(argv[0]).name == "nvidia-smi":
             sys.exit(nvidia_smi(argv[1:]))
+        if Path(argv[0]).name == "nvidia-persistenced":
+            sys.exit(control(["persistenced", *argv[1:]]))
         sys.exit(control(argv[1:]))
     sys.exit(RC_OK)
 
