@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help dev os-packages lock demo clear test test-full lint unit cores molecule e2e test-vm test-cuda docs \
-        bench bench-gpu bench-engine build
+        bench bench-gpu bench-engine bench-download fault-download build
 
 PYTHON ?= python3
 VENV := .venv
@@ -76,6 +76,12 @@ bench-gpu: dev ## process count and overhead of the GPU modules
 
 bench-engine: dev ## processor time: sm_70 alone against the source's own list, and a new version with a warm compiler cache
 	@$(BIN)/python -m tests.bench.engine
+
+bench-download: dev ## model_download beside curl, aria2c and get_url (same nginx on loopback)
+	@$(BIN)/python -m tests.bench.download
+
+fault-download: dev ## kill -9 a download at 50 random moments, count bytes fetched twice and wrong files
+	@$(BIN)/python -m tests.fault.download
 
 build: dev ## the collection as an artifact under build/
 	@rm -rf build && mkdir build

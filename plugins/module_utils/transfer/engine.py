@@ -43,7 +43,8 @@ from .sniff import sniff
 from .store import Places, Ranges, State, boot_id, remove
 
 MIB = 1 << 20
-READ = 1 * MIB
+#: A worker's buffer: the larger, the fewer turns the threads take. All of them together stay below BUFFERS.
+READ_MIN, READ, BUFFERS = 1 * MIB, 4 * MIB, 36 * MIB
 #: A worker's request: so large that its round trip is 1/SPAN_TRIPS of its time, else small, so that what is there is
 #: soon whole and can be hashed while more comes, and that all end together.
 SPAN_MIN, SPAN_FIRST, SPAN_MAX, SPAN_TRIPS = 4 * MIB, 16 * MIB, 256 * MIB, 50
@@ -54,9 +55,10 @@ FAST, BUSY, LOOK_S = 400e6, 0.3, 0.1
 #: A connection that was given up because the server would not have it is tried again after this time, then after twice.
 RETRY_LOST_S = 15.0
 #: After this many bytes the state is written; it bounds what a kill costs (with what is in flight).
-STATE_EVERY = 16 * MIB
+STATE_EVERY = 8 * MIB
 #: How often written bytes are forced to the disk, which bounds what a power cut costs.
 SYNC_EVERY_S = 15.0
+WRITE_BACK_S = 0.5
 SNIFF = 1024
 
 
@@ -264,8 +266,10 @@ class Transfer:
         self._prepare()
         self._buffers = _Buffers(self._settings.connections)
         hasher = self._hasher = _Hasher(self._fd, self._front, self._base, self._buffers)
+        self._forcing = threading.Thread(target=self._force, daemon=True)
         try:
             hasher.start()
+            self._forcing.start()
             # Again while something is missing: the last workers may have left it to each other.
             while self._total is None or self._state.done.total < self._total:
                 session, span, response = self._first()
@@ -284,30 +288,51 @@ class Transfer:
             self._halt(hasher)
 
     def _watch(self) -> None:
-        """Wait for the workers; report, and force bytes to the disk now and then."""
-        synced = looked = time.monotonic()
+        """Wait for the workers; write the state, report, open more connections."""
+        looked = time.monotonic()
         fetched, busy = self._fetched, self._busy_s
         while True:
             with self._cond:
                 if self._error is not None or self._active == 0:
                     break
-                self._cond.wait(LOOK_S if self._reserve else 0.5)
+                if self._unsaved < STATE_EVERY:
+                    self._cond.wait(LOOK_S if self._reserve else 0.5)
                 if self._error is not None or self._active == 0:
                     break
-                done = Ranges(list(self._state.done.items))
-            self._progress(done.total, self._total)
-            now = time.monotonic()
-            if now - looked >= LOOK_S:
-                self._reinforce((self._fetched - fetched) / (now - looked), (self._busy_s - busy) / (now - looked))
-                looked, fetched, busy = now, self._fetched, self._busy_s
-            self._write_back()
-            if time.monotonic() - synced > SYNC_EVERY_S:
-                os.fdatasync(self._fd)
-                with self._cond:
-                    self._state.durable = done
+                save = self._unsaved >= STATE_EVERY
+                done = self._state.done.total
+            if save:
                 self._save()
-                synced = time.monotonic()
+            passed = time.monotonic() - looked
+            if passed >= LOOK_S:
+                self._progress(done, self._total)
+                self._reinforce((self._fetched - fetched) / passed, (self._busy_s - busy) / passed)
+                looked, fetched, busy = looked + passed, self._fetched, self._busy_s
         self._progress(self._state.done.total, self._total)
+
+    def _force(self) -> None:
+        """Let the disk begin with what is there, and force it there now and then; a thread of its own, for it waits."""
+        synced = time.monotonic()
+        try:
+            while not self._stop:
+                with self._cond:
+                    self._cond.wait_for(lambda: self._stop, WRITE_BACK_S)
+                    done = Ranges(list(self._state.done.items))
+                if self._stop:
+                    return
+                if _LIBC is not None:
+                    # What is forced at the end is short then.
+                    _LIBC.sync_file_range(self._fd, 0, 0, _START_WRITING)
+                if time.monotonic() - synced > SYNC_EVERY_S:
+                    os.fdatasync(self._fd)
+                    with self._cond:
+                        self._state.durable = done
+                    self._save()
+                    synced = time.monotonic()
+        except OSError as exc:
+            with self._cond:
+                self._error = self._error or exc
+                self._cond.notify_all()
 
     def _halt(self, hasher: _Hasher) -> None:
         with self._cond:
@@ -317,6 +342,8 @@ class Transfer:
             session.abort()
         for worker in self._workers:
             worker.join()
+        if self._forcing.is_alive():
+            self._forcing.join()
         for session in self._sessions:
             session.close()
         hasher.stop()
@@ -332,7 +359,7 @@ class Transfer:
         """On a full disk, give up the end of what is there for the record of what is there."""
         with self._cond:
             done = self._state.done
-            end = max(0, done.end - READ)
+            end = max(0, done.end - MIB)
             os.ftruncate(self._fd, self._base + end)
             done.cut(end)
             self._state.durable.cut(end)
@@ -760,15 +787,14 @@ class Transfer:
             self._fetched += count
             self._unsaved += count
             self._refusals = 0
-            save = self._unsaved >= STATE_EVERY
-            if save:
-                self._unsaved = 0
-        if save:
-            self._save()
+            if self._unsaved >= STATE_EVERY:
+                # Written by the thread that waits, so that the workers need not.
+                self._cond.notify_all()
 
     def _save(self) -> None:
         with self._save_lock:
             with self._cond:
+                self._unsaved = 0
                 state = self._state
                 copy = State(
                     state.size,
@@ -853,11 +879,6 @@ class Transfer:
             claimed = 0
         return max(0, (self._total or 0) - max(claimed, self._state.done.total))
 
-    def _write_back(self) -> None:
-        """Let the disk begin with what is there, so that forcing it there at the end is short."""
-        if _LIBC is not None:
-            _LIBC.sync_file_range(self._fd, 0, 0, _START_WRITING)
-
     def _disk_error(self, exc: OSError) -> FaultError:
         if exc.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             folder = self._places.dest.parent
@@ -886,23 +907,24 @@ class Transfer:
 
 
 class _Buffers:
-    """One buffer for each worker, and a few that the hasher may still be busy with."""
+    """One buffer for each worker, and a few that the hasher may still be busy with. ``size`` is that of each."""
 
     SPARE = 4
 
     def __init__(self, workers: int) -> None:
         self._unused: queue.SimpleQueue[memoryview] = queue.SimpleQueue()
         self._unmade = workers + self.SPARE
+        self.size = max(READ_MIN, min(READ, BUFFERS // self._unmade // MIB * MIB))
         self._lock = threading.Lock()
 
     def take(self) -> memoryview:
-        """A buffer of READ bytes; waits for the hasher when all are in use."""
+        """A buffer; waits for the hasher when all are in use."""
         with contextlib.suppress(queue.Empty):
             return self._unused.get_nowait()
         with self._lock:
             self._unmade -= 1
             if self._unmade >= 0:
-                return memoryview(bytearray(READ))
+                return memoryview(bytearray(self.size))
         return self._unused.get()
 
     def give(self, buffer: memoryview) -> None:

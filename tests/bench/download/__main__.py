@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 import platform
-import random
 import shutil
 import statistics
 import subprocess
@@ -26,7 +25,7 @@ from pathlib import Path
 
 from tests.bench.download import peers
 from tests.bench.download.peers import Order, Run
-from tests.bench.download.servers import Paced, missing_programs, nginx
+from tests.bench.download.servers import Paced, make_file, missing_programs, nginx
 
 GIB = 1 << 30
 RAW = peers.ROOT / "docs" / "measurements" / "download.jsonl"
@@ -37,19 +36,6 @@ OURS = "model_download"
 def memory_available() -> int:
     lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-
-
-def make_file(path: Path, size: int) -> str:
-    """Bytes that nothing can compress; their SHA-256."""
-    digest = hashlib.sha256()
-    source = random.Random(size)
-    block = b"GGUF" + source.randbytes((16 << 20) - 4)
-    with path.open("wb") as handle:
-        for number in range(-(-size // len(block))):
-            piece = number.to_bytes(8, "big").join((block[:4], block[12:]))[: size - number * len(block)]
-            handle.write(piece)
-            digest.update(piece)
-    return digest.hexdigest()
 
 
 class Bench:

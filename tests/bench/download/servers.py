@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import random
 import re
 import shutil
 import socket
@@ -34,6 +36,19 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
+
+
+def make_file(path: Path, size: int) -> str:
+    """Bytes that nothing can compress; their SHA-256."""
+    digest = hashlib.sha256()
+    source = random.Random(size)
+    block = b"GGUF" + source.randbytes((16 << 20) - 4)
+    with path.open("wb") as handle:
+        for number in range(-(-size // len(block))):
+            piece = number.to_bytes(8, "big").join((block[:4], block[12:]))[: size - number * len(block)]
+            handle.write(piece)
+            digest.update(piece)
+    return digest.hexdigest()
 
 
 @dataclass
