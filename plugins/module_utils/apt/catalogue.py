@@ -113,5 +113,23 @@ CATALOGUE = Catalogue(
             "The running kernel belongs to no installed package, so there is nothing of it to hold.",
             "no installed package brings linux-image-6.1.0-37-amd64, which is the running kernel",
         ),
+        FaultKind(
+            "grub_entry_missing",
+            "error",
+            "The kernel to be booted is not installed, or GRUB's menu has no entry for it.",
+            "GRUB's menu has no entry for 5.15.0-91-generic",
+        ),
+        FaultKind(
+            "grub_boot_failed",
+            "error",
+            "GRUB's environment could not be set, so the next boot is what it was.",
+            "grub-reboot 'gnulinux-5.15.0-91-generic-advanced-1234': cannot open /boot/grub/grubenv",
+        ),
+        FaultKind(
+            "no_kernel_with_driver",
+            "critical",
+            "No installed kernel has a module of the driver, so there is none to go back to.",
+            "none of the installed kernels has an nvidia module: 6.8.0-60-generic",
+        ),
     ],
 )
