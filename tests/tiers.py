@@ -3,7 +3,8 @@
 Usage: python -m tests.tiers TIER [TIER ...]; ``test`` is what CI runs, ``full`` adds the heavy ones.
 
 A tier is a list of steps; a step is a command. pytest steps count their tests, other steps count as one. Output is
-passed through as it comes and also kept in build/tests/<step>.log.
+kept in build/tests/<step>.log and passed through as it comes; steps that run side by side (two, for every one has a lab
+of its own and mostly waits for it) show theirs when they end.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -62,9 +65,23 @@ def cores() -> Iterator[Step]:
         yield Step(f"core-on-python{python}", [sys.executable, "-m", "tests.cores", python])
 
 
-def molecule() -> Iterator[Step]:
+#: Scenarios that cost what `make test` cannot spend, and what of.
+HEAVY_SCENARIOS = {"nvidia_driver_debian12": "compiles NVIDIA's module with DKMS for a real kernel"}
+
+
+def scenarios(heavy: bool) -> Iterator[Step]:
     for scenario in sorted(path.parent.name for path in (ROOT / "molecule").glob("*/molecule.yml")):
-        yield Step(f"molecule-{scenario}", ["molecule", "test", "-s", scenario])
+        if (scenario in HEAVY_SCENARIOS) == heavy:
+            yield Step(f"molecule-{scenario}", ["molecule", "test", "-s", scenario])
+
+
+def molecule() -> Iterator[Step]:
+    return scenarios(heavy=False)
+
+
+def packages() -> Iterator[Step]:
+    """Debian's real driver packages."""
+    return scenarios(heavy=True)
 
 
 def e2e() -> Iterator[Step]:
@@ -81,12 +98,19 @@ def vm() -> Iterator[Step]:
     yield pytest_step("vm", "-s", "tests/vm")
 
 
-TIERS = {"lint": lint, "unit": unit, "cores": cores, "molecule": molecule, "e2e": e2e, "vm": vm, "cuda": cuda}
+TIERS = {"lint": lint, "unit": unit, "cores": cores, "molecule": molecule, "e2e": e2e,
+         "packages": packages, "vm": vm, "cuda": cuda}  # fmt: skip
+#: Tiers whose steps run side by side.
+SIDE_BY_SIDE = {"cores", "molecule"}
 SETS = {"test": ["lint", "unit", "cores", "molecule", "e2e"], "full": list(TIERS)}
 
 
-def run_step(step: Step) -> Outcome:
-    print(f"\n=== {step.name}: {' '.join(step.argv)}", flush=True)
+_OUTPUT = threading.Lock()
+
+
+def run_step(step: Step, beside_others: bool = False) -> Outcome:
+    with _OUTPUT:
+        print(f"\n=== {step.name}: {' '.join(step.argv)}", flush=True)
     start = time.monotonic()
     if shutil.which(step.argv[0]) is None:
         print(f"{step.argv[0]} is not installed; `make os-packages dev` installs it", flush=True)
@@ -102,11 +126,16 @@ def run_step(step: Step) -> Outcome:
         )
         assert process.stdout is not None
         for line in process.stdout:
-            sys.stdout.write(line)
-            sys.stdout.flush()
+            if not beside_others:
+                sys.stdout.write(line)
+                sys.stdout.flush()
             log.write(line)
         status = process.wait()
     seconds = time.monotonic() - start
+    if beside_others:
+        with _OUTPUT:
+            print(f"\n=== {step.name} ended with status {status} after {seconds:.0f} s; its output:", flush=True)
+            print((LOGS / f"{step.name}.log").read_text(encoding="utf-8"), flush=True)
     counted = count_tests(step)
     if counted is None:
         return Outcome(step.name, int(status == 0), int(status != 0), 0, seconds)
@@ -136,11 +165,19 @@ def main(names: list[str]) -> int:
         return 2
     shutil.rmtree(LOGS, ignore_errors=True)
     LOGS.mkdir(parents=True)
-    outcomes = [run_step(step) for tier in tiers for step in TIERS[tier]()]
+    outcomes: list[Outcome] = []
+    for tier in tiers:
+        if tier in SIDE_BY_SIDE:
+            with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
+                outcomes += pool.map(lambda step: run_step(step, beside_others=True), TIERS[tier]())
+        else:
+            outcomes += map(run_step, TIERS[tier]())
     print("\n=== what ran")
     for outcome in outcomes:
         skipped = f", {outcome.skipped} skipped (reasons above)" if outcome.skipped else ""
         print(f"{outcome.step:24} {outcome.passed} passed, {outcome.failed} failed{skipped}  [{outcome.seconds:.0f} s]")
+    if "test" in names:
+        print("not in this set, see `make test-full`: " + ", ".join(tier for tier in TIERS if tier not in tiers))
     passed = sum(outcome.passed for outcome in outcomes)
     failed = sum(outcome.failed for outcome in outcomes)
     print(f"\n{passed} passed, {failed} failed", flush=True)
