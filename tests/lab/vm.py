@@ -46,7 +46,7 @@ LOOPBACK = "127.0.0.1"
 ACCELERATOR = "VOLTA_VM_ACCEL"
 MEMORY_MIB = 2048
 #: Seconds. In software a start takes half a minute, on a host busy with builds several times that.
-READY_TIMEOUT = {"kvm": 90.0, "tcg": 900.0}
+READY_TIMEOUT = {"kvm": 90.0, "tcg": 1800.0}
 #: Seconds until the firmware has run into its end: one when KVM works, never when it hangs.
 PROBE_TIMEOUT = 10.0
 #: What SeaBIOS writes to its debug port once it has run through, with nothing to start from.
@@ -61,8 +61,19 @@ class VirtualMachine(Machine):
     port: int = 22
 
     def ssh(self, *, batch: bool = False) -> list[str]:
-        command = ssh.command(self.address, self.key, self.known_hosts, batch=batch)
+        """Over one connection that stays open: in software, and beside builds, each handshake takes seconds."""
+        command = ssh.command(self.address, self.key, self.known_hosts)
+        if batch:
+            patience = ["BatchMode=yes", "ConnectTimeout=60", "ServerAliveInterval=15", "ServerAliveCountMax=8"]
+            socket_path = str(self.key.with_name("cp"))
+            if len(socket_path) <= inventory.SOCKET_ROOM:
+                patience += ["ControlMaster=auto", "ControlPersist=600", f"ControlPath={socket_path}"]
+            command[1:1] = [word for option in patience for word in ("-o", option)]
         return [*command[:-1], "-p", str(self.port), command[-1]]
+
+    def hang_up(self) -> None:
+        """Close that connection: after a restart it would lead nowhere."""
+        run(["ssh", "-O", "exit", "-o", f"ControlPath={self.key.with_name('cp')}", "machine"], check=False)
 
 
 def qemu_command(
@@ -78,7 +89,7 @@ def qemu_command(
         "-accel",
         "kvm" if accelerator == "kvm" else "tcg,thread=multi",
         "-cpu",
-        "host" if accelerator == "kvm" else "max",
+        "host" if accelerator == "kvm" else "max,-svm",
         "-smp",
         str(processors),
         "-m",
@@ -288,6 +299,7 @@ class Vm:
         """Wait until the boot id is another than ``former`` and systemd has started what it should; the new id."""
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
+            self.machine.hang_up()
             with contextlib.suppress(LabError):
                 script = "cat /proc/sys/kernel/random/boot_id; systemctl is-system-running --wait"
                 done = run([*self.machine.ssh(batch=True), script], check=False, timeout=timeout)
@@ -301,6 +313,7 @@ class Vm:
         """End qemu by its process id, as pulling the plug."""
         if not self._file.exists():
             return
+        self.machine.hang_up()
         identity = self.record["process"]
         for number in (signal.SIGTERM, signal.SIGKILL):
             if not is_alive(identity):
@@ -393,7 +406,6 @@ def base_disk(paths: Paths, wanted: vm_image.Recipe) -> Path:
         try:
             first.start(partial, "raw")
             first.machine.run("sh", "-s", stdin=vm_image.FIRST_START.encode())
-            first.machine.run("systemctl", "--force", "poweroff", check=False)
             deadline = time.monotonic() + STOP_TIMEOUT
             while first.running:
                 if time.monotonic() > deadline:

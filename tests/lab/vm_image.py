@@ -179,7 +179,7 @@ boot
 END
 printf 'grub-pc grub-pc/install_devices multiselect /dev/vda\\n' | debconf-set-selections
 """
-#: Run on the first start: GRUB installs itself as it would from a Debian installer.
+#: Run on the first start: GRUB installs itself as it would from a Debian installer. Nobody can log in afterwards.
 FIRST_START = """
 set -e
 grub-install /dev/vda
@@ -187,6 +187,7 @@ update-grub
 rm -f /etc/ssh/ssh_host_* /root/.ssh/authorized_keys
 : > /etc/machine-id
 sync
+systemctl --no-block poweroff
 """
 
 

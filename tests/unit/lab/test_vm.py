@@ -74,12 +74,11 @@ def test_the_command_line_forwards_loopback_only_and_takes_nothing_from_the_host
         disk=Path("/d"),
         disk_format="qcow2",
         port=2222,
-        identity=Path("/i"),
-        console=Path("/c"),
+        folder=Path("/f"),
         processors=2,
     )
     assert "user,id=user,hostfwd=tcp:127.0.0.1:2222-:22" in command
-    assert command[command.index("-cpu") + 1] == "max"
+    assert command[command.index("-cpu") + 1] == "max,-svm"
     assert "-nodefaults" in command
     assert "-no-user-config" in command
 
