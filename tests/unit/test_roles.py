@@ -32,8 +32,12 @@ SET_BY_THE_ROLE = {
     "kernel_hold": {"action", "allow_remove", "forbidden", "sets", "state", "sysroot", "timeout"},
     "llama_cpp": {"action", "archive", "name", "portable", "sha256", "source_type", "sysroot"},
     "llama_server": {"api_key_file", "guard", "name", "sysroot"},
-    "model": {"dest", "job_file"},
+    "model": {"dest", "job_file", "lock"},
     "nouveau": {"state", "sysroot"},
+    "nvidia_driver": {
+        *("allow_held", "allow_kernel_headers", "allow_remove", "apt_options", "driver_branch", "install_recommends"),
+        *("keyring_file", "packages", "repository_site", "require", "sets", "state", "sysroot"),
+    },
     "nvidia_persistence": {"sysroot"},
     "plan": set(),
     "preflight": {"clock_reference"},

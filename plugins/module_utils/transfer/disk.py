@@ -23,6 +23,8 @@ NETWORK = ("nfs", "nfs4", "cifs", "smb3", "smbfs", "ceph", "glusterfs", "lustre"
 NETWORK_FUSE = ("sshfs", "glusterfs", "ceph", "s3fs", "rclone", "juicefs", "mfs")
 #: The read test ends with the first of both.
 TEST_SECONDS, TEST_BYTES = 2.0, 512 * MIB
+#: Bytes a second that no rotating disk reads: a virtual disk that calls itself rotating, or many disks together.
+NO_SINGLE_DISK = 400e6
 #: What other programs leave of a download that did not end: huggingface_hub, aria2, wget-like tools, browsers.
 _ORPHAN = re.compile(r".*\.(?:incomplete|aria2|crdownload)$|.*\.corrupt$|.*\.rejected$")
 
@@ -115,7 +117,7 @@ def read_rate(path: Path, now: Callable[[], float] = time.monotonic) -> float | 
 
 def slow_storage(storage: Storage, folder: Path, size: int, rate: float | None) -> Fault | None:
     """A warning for storage that makes loading slow; ``size`` of the model in bytes, ``rate`` in bytes a second."""
-    if not storage.kind:
+    if not storage.kind or (storage.kind == "rotating" and rate is not None and rate > NO_SINGLE_DISK):
         return None
     what = "a rotating disk" if storage.kind == "rotating" else "a network file system"
     expect = "how fast it reads is not known"
@@ -125,7 +127,7 @@ def slow_storage(storage: Storage, folder: Path, size: int, rate: float | None) 
         "slow_storage",
         str(folder),
         f"lies on {what} ({storage.detail}); {expect}",
-        "A local SSD loads in a fraction of that. A virtual disk can call itself rotating and be none: trust the rate.",
+        "A local SSD loads in a fraction of that.",
     )
 
 

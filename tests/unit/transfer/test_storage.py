@@ -319,6 +319,9 @@ def test_slow_storage_is_told_with_the_time_to_expect() -> None:
         "lies on a rotating disk (/dev/sda); it reads 160 MB/s, so 111.0 GB take about 12 min to load"
     )
     assert slow_storage(disk.Storage("", ""), Path("/srv"), 1, None) is None
+    # A virtual disk calls itself rotating, and is none by what it reads.
+    assert slow_storage(disk.Storage("rotating", "/dev/vda"), Path("/srv"), 1, 1400e6) is None
+    assert slow_storage(disk.Storage("network", "nfs4 from nas:/"), Path("/srv"), 1, 1400e6) is not None
 
 
 def test_a_read_rate_is_measured_once_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
