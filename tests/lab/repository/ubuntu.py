@@ -343,6 +343,13 @@ def _exclusive(name: str, also: str = "") -> dict[str, str]:
     return {"Provides": f"{name}{', ' + also if also else ''}", "Conflicts": name, "Replaces": name}
 
 
+def _taking_over(name: str, also: str = "") -> dict[str, str]:
+    """A package without a branch in its name is what those with one call themselves: it takes their places."""
+    branches = dict.fromkeys(branch for branch, _, _ in NVIDIA_DRIVERS if branch)
+    others = ", ".join(f"{name}-{branch}" for branch in branches)
+    return {"Provides": also, "Conflicts": others, "Replaces": others}
+
+
 def drivers(release: Release, driver: Driver) -> Iterator[Package]:
     """Every package of one version of a driver in Ubuntu, its open variant included."""
     version = release.version(driver)
@@ -397,8 +404,7 @@ def driver_set(
         )  # fmt: skip
 
     def exclusive(name: str, also: str = "") -> dict[str, str]:
-        # A package without a branch in its name is what the others call themselves; they conflict with it.
-        return _exclusive(name, also) if flavour else {"Provides": also}
+        return _exclusive(name, also) if flavour else _taking_over(name, also)
 
     cuda = f"libcuda.so.1 (= {upstream}), libcuda1, libnvidia-ml.so.1 (= {upstream}), libnvidia-ml1"
     yield make(f"libnvidia-common{end}", exclusive("libnvidia-common"), architecture="all")
@@ -439,7 +445,7 @@ def driver_set(
         {
             "Depends": f"libnvidia-compute{end} {same}, libnvidia-cfg1{end} {same}, adduser",
             **exclusive("nvidia-compute-utils", "nvidia-persistenced"),
-            "Conflicts": "nvidia-compute-utils, nvidia-persistenced" if flavour else "nvidia-persistenced",
+            **({"Conflicts": "nvidia-compute-utils, nvidia-persistenced"} if flavour else {}),
         },
         {
             "/usr/bin/nvidia-persistenced": text(payload.PERSISTENCED, 0o755),
@@ -473,9 +479,11 @@ def driver_set(
         f"xserver-xorg-video-nvidia{end}",
         {
             "Depends": f"libnvidia-cfg1{end} {same}, xserver-xorg-core (>= 2:1.19.6-1ubuntu2~)",
-            "Provides": "xorg-driver-binary, xorg-driver-video",
-            "Conflicts": "xorg-driver-binary",
-            "Replaces": "xorg-driver-binary",
+            **(
+                _exclusive("xorg-driver-binary", "xorg-driver-video")
+                if flavour
+                else _taking_over("xserver-xorg-video-nvidia", "xorg-driver-binary, xorg-driver-video")
+            ),
         },
     )
     for is_open in (False, True) if with_open else (False,):
@@ -516,15 +524,16 @@ def _kernel_set(
     dkms = "nvidia-srv" if server else "nvidia"
 
     def span(name: str) -> str:
-        return f"{name} (<= {upstream}-1), {name} (>= {upstream})"
+        # Wide enough for modules that were prebuilt for another revision.
+        return f"{name} (<= {upstream}-1), {name} (>= {upstream})" if flavour else f"{name} {same}"
 
     forget = (
         "#!/bin/sh\nset -e\ncase $1 in remove|upgrade|deconfigure) ;; *) exit 0 ;; esac\n"
         f"[ ! -d /var/lib/dkms/{dkms}/{upstream} ] || dkms remove -m {dkms} -v {upstream} --all\n"
     )
     yield make(
-        f"nvidia-kernel-source{variant}", _exclusive("nvidia-kernel-source") if flavour else
-        {"Conflicts": "nvidia-kernel-source-any", "Provides": "nvidia-kernel-source-any"},
+        f"nvidia-kernel-source{variant}",
+        _exclusive("nvidia-kernel-source") if flavour else _taking_over("nvidia-kernel-source"),
         payload.dkms_source(dkms, upstream, is_open),
         # Once the sources are gone, DKMS can neither build nor remove what it made of them.
         scripts={"prerm": forget},
@@ -533,7 +542,7 @@ def _kernel_set(
         f"nvidia-dkms{variant}",
         {
             "Depends": f"nvidia-kernel-source{variant}, nvidia-kernel-common{end} {same}, dkms",
-            **_exclusive("nvidia-dkms-kernel"),
+            **(_exclusive("nvidia-dkms-kernel") if flavour else _taking_over("nvidia-dkms", "nvidia-dkms-kernel")),
         },
         scripts={
             "postinst": "#!/bin/sh\nset -e\n[ \"$1\" = configure ] || exit 0\n"
