@@ -590,10 +590,11 @@ class Lab:
 
 
 #: Gives a machine's package folder what others have downloaded. Links cost nothing, and apt checks each file anyway.
+#: One may be gone by the time it is linked: apt on that machine cleans up as well.
 LINK_PACKAGES = """\
 mkdir -p "$2" || exit
 for package in "$1"/*/*.deb; do
-    [ ! -e "$package" ] || [ -e "$2/${package##*/}" ] || ln "$package" "$2/" || exit
+    [ -e "$2/${package##*/}" ] || ln "$package" "$2/" 2>/dev/null || [ ! -e "$package" ] || exit
 done
 """
 
