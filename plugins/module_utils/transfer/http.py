@@ -176,7 +176,8 @@ class Stream:
                     if not more:
                         break
                     count += more
-            except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            except OSError:
+                # Nothing more is there now, or the connection broke: then the next read says so. What came counts.
                 pass
             finally:
                 self._sock.settimeout(self._timeout)

@@ -15,7 +15,6 @@ import hashlib
 import json
 import os
 import platform
-import shutil
 import statistics
 import subprocess
 import sys
@@ -95,11 +94,12 @@ def _span(ratios: list[float]) -> str:
 
 
 def clear(dest: Path) -> None:
-    """Nothing of a run is left, on the disk neither, so that the next does not wait for it."""
-    for path in dest.parent.iterdir():
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
+    """Nothing of a run is left, on the disk neither, so that the next does not wait for it.
+
+    But for the record that a rotating disk's speed was tried: that is done once for a folder.
+    """
+    for path in dest.parent.rglob("*"):
+        if path.is_file() and path.name != "storage.json":
             path.unlink()
     os.sync()
 
