@@ -446,7 +446,11 @@ def nouveau(machine: Machine, kernel: str | None, look_into_initramfs: bool | No
 
 def _initramfs(machine: Machine, kernel: str, files: Sequence[str]) -> tuple[bool | None, bool | None]:
     """Whether the image for ``kernel`` carries one of the blacklist files, and nouveau itself."""
-    answer = machine.run(["lsinitramfs", f"/boot/initrd.img-{kernel}"])
+    image = f"/boot/initrd.img-{kernel}"
+    if machine.exists(f"/boot/vmlinuz-{kernel}") and not machine.exists(image) and not machine.is_capture:
+        # Booted without an initramfs: the files on disk are what counts. (A capture does not hold the image.)
+        return None, False
+    answer = machine.run(["lsinitramfs", image])
     if not answer.ok:
         return None, None
     names = {line.strip().lstrip("./") for line in answer.stdout.splitlines()}
@@ -678,12 +682,13 @@ def _judge_nouveau(state: DriverState, found: _Findings) -> None:
     if nouveau_state.loaded and state.gpus:
         if not nouveau_state.blacklisted_by:
             why = "it is not blacklisted"
-        elif nouveau_state.initramfs_blacklist is False:
+        elif nouveau_state.initramfs_blacklist is False and nouveau_state.initramfs_module:
             why = f"its blacklist is missing from the initramfs of {state.kernels.next}"
         else:
             why = "its blacklist came after it was loaded"
-        # The next boot is without it where its blacklist is known to be in the image: nothing else is left to do.
-        done = bool(nouveau_state.blacklisted_by) and nouveau_state.initramfs_blacklist is True
+        # The next boot is without it where the image has its blacklist or not the module: nothing else is left to do.
+        in_image = nouveau_state.initramfs_module is not False and nouveau_state.initramfs_blacklist is not True
+        done = bool(nouveau_state.blacklisted_by) and not in_image
         verdict = "reboot_required" if done else "blacklist_nouveau"
         found.add(
             "nouveau_loaded",

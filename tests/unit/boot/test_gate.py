@@ -152,6 +152,14 @@ def test_a16_nouveau_that_was_loaded_before_its_blacklist_needs_a_boot(server):
     assert decision.reboot
 
 
+def test_nouveau_on_a_machine_that_boots_without_an_initramfs_needs_a_boot(server):
+    for kernel in (OLD, NEW):
+        (server.root / f"boot/initrd.img-{kernel}").unlink()
+    assert gate.decide(server.nouveau(users=4), Request(allowed=True)).reboot
+    (server.root / "etc/modprobe.d/volta-nouveau.conf").unlink()
+    assert not gate.decide(server, Request(allowed=True)).reboot
+
+
 def test_a_newer_kernel_is_a_reason_only_when_asked_for(server):
     server.loaded()
     assert gate.decide(server, Request(allowed=True)).reason is None

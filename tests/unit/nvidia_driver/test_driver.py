@@ -494,6 +494,16 @@ def test_a18_blacklist_in_the_initramfs_needs_only_a_reboot(machine):
     assert codes(judgement) == ["nouveau_loaded"]
 
 
+def test_a18_an_initramfs_without_nouveau_needs_only_a_reboot(machine):
+    machine.gpu(bound="nouveau").library("535.183.01").module("535.183.01")
+    machine.file("proc/modules", "nouveau 2306048 4 - Live 0x0000000000000000\n")
+    machine.file("etc/modprobe.d/nouveau.conf", "blacklist nouveau\n")
+    machine.command(["lsinitramfs", f"/boot/initrd.img-{KERNEL}"], "bin/sh\netc/modprobe.d/dkms.conf\n")
+    _, judgement = machine.judged()
+    assert judgement.verdict == "reboot_required"
+    assert judgement.reason.endswith("its blacklist came after it was loaded")
+
+
 @pytest.mark.parametrize(
     ("path", "text"),
     [
