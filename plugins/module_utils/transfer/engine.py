@@ -176,6 +176,7 @@ class Transfer:
         self._active = 0
         #: Connections that may still be opened, and those given up, of which one is tried again after a while.
         self._reserve = 0
+        self._slow_looks = 0
         self._lost = 0
         self._lost_at = 0.0
         self._retry_lost_s = RETRY_LOST_S
@@ -610,7 +611,14 @@ class Transfer:
             self._lost, self._lost_at = self._lost - 1, now
             self._retry_lost_s *= 2
             self._start_worker(len(self._workers), self._session())
-        if self._reserve == 0 or rate >= FAST or busy >= BUSY:
+        if self._reserve == 0:
+            return
+        if rate >= FAST or busy >= BUSY:
+            self._slow_looks = 0
+            return
+        self._slow_looks += 1
+        if rate >= FAST / 2 and self._slow_looks < 2:
+            # Perhaps only a moment.
             return
         first = len(self._workers)
         count, self._reserve = self._reserve, 0

@@ -112,6 +112,7 @@ def transfer(tmp_path: Path, connections: int = 4) -> Transfer:
         (0.0, 0.0, 3),
         (900e6, 0.2, 0),  # as much as the machine can hash
         (200e6, 0.8, 0),  # the disk is what is waited for
+        (300e6, 0.1, 0),  # perhaps, if it stays so
     ],
 )
 def test_more_connections_only_where_they_help(
@@ -123,8 +124,9 @@ def test_more_connections_only_where_they_help(
     one._reserve = 3
     one._reinforce(rate, busy)
     assert len(started) == opened
-    # Never twice.
-    one._reinforce(0.0, 0.0)
+    # Once it is slow they are opened, and never twice.
+    for _ in range(3):
+        one._reinforce(300e6, 0.1)
     assert len(started) == 3
 
 
