@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.bench.download.peers import MODULE, ROOT, module_argv, module_environment
-from tests.bench.download.servers import Paced, make_file
+from tests.bench.download.servers import Paced, end_well, make_file
 
 sys.path.insert(0, str(ROOT / ".collections"))
 
@@ -179,6 +179,7 @@ def main() -> int:
     parser.add_argument("--size", type=int, default=512, help="MiB of the file")
     parser.add_argument("--folder", type=Path, help="where to work (default: the system's temporary folder)")
     options = parser.parse_args()
+    end_well()
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fault-download-", dir=options.folder) as name:
         campaign = Campaign(Path(name), options.size * MIB, options.seed)

@@ -4,7 +4,8 @@
 
 ``python -m tests.bench.download [--size GIB] [--runs N] [--save]``. The programs take turns within each round, so that
 whatever else the machine does meets all of them; a ratio is the median of the rounds' ratios. Seconds are of whole
-processes, from start to end. Prints only, judges nothing; ``--save`` keeps every run under docs/measurements.
+processes, from start to end. Prints only, judges nothing; ``--save`` adds every run to what is kept under
+docs/measurements.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pathlib import Path
 
 from tests.bench.download import peers
 from tests.bench.download.peers import Order, Run
-from tests.bench.download.servers import Paced, make_file, missing_programs, nginx
+from tests.bench.download.servers import Paced, end_well, make_file, missing_programs, nginx
 
 GIB = 1 << 30
 RAW = peers.ROOT / "docs" / "measurements" / "download.jsonl"
@@ -47,6 +48,7 @@ class Bench:
         """Let the programs take turns and print what came of it, each against ``model_download``."""
         times: dict[str, list[Run]] = {name: [] for name in programs}
         names = list(programs)
+        warm_up(order)
         for number in range(self.runs):
             for name in names[number % len(names) :] + names[: number % len(names)]:
                 clear(order.dest)
@@ -83,8 +85,9 @@ class Bench:
             )
 
     def save(self) -> None:
-        record = {"when": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"), **machine()}
-        with RAW.open("w", encoding="utf-8") as handle:
+        now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+        record = {"when": now, "load": os.getloadavg(), "nice": os.nice(0), **machine()}
+        with RAW.open("a", encoding="utf-8") as handle:
             for line in [record, *self.lines]:
                 handle.write(json.dumps(line) + "\n")
 
@@ -102,6 +105,15 @@ def clear(dest: Path) -> None:
         if path.is_file() and path.name != "storage.json":
             path.unlink()
     os.sync()
+
+
+def warm_up(order: Order) -> None:
+    """Touch as much memory as a run will: a virtual machine may have to ask its host for it, the first run alone."""
+    block = bytes(16 << 20)
+    with order.dest.open("wb") as handle:
+        for _ in range(-(-order.size // len(block))):
+            handle.write(block)
+    clear(order.dest)
 
 
 def machine() -> dict[str, object]:
@@ -190,8 +202,9 @@ def main() -> int:
     parser.add_argument("--parts", default="tmpfs,disk,limited,rerun", help="which parts, by comma")
     parser.add_argument("--memory", type=Path, default=Path("/dev/shm"), help="a folder on tmpfs")
     parser.add_argument("--disk", type=Path, default=Path("/var/tmp"), help="a folder on a disk")
-    parser.add_argument("--save", action="store_true", help=f"keep all runs in {RAW.relative_to(peers.ROOT)}")
+    parser.add_argument("--save", action="store_true", help=f"add all runs to {RAW.relative_to(peers.ROOT)}")
     options = parser.parse_args()
+    end_well()
     lacking = missing_programs("nginx", "curl", "aria2c")
     if lacking:
         print(lacking, file=sys.stderr)

@@ -10,9 +10,11 @@ import os
 import random
 import re
 import shutil
+import signal
 import socket
 import socketserver
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -30,6 +32,11 @@ def missing_programs(*names: str) -> str | None:
         return None
     packages = " ".join(PACKAGES[name] for name in lacking)
     return f"not installed: {', '.join(lacking)}. Debian and Ubuntu: apt-get install --no-install-recommends {packages}"
+
+
+def end_well() -> None:
+    """Let a request to end (SIGTERM) unwind, so that servers are stopped and folders removed."""
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
 
 
 def free_port() -> int:
