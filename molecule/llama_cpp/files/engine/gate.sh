@@ -1,0 +1,2 @@
+#!/bin/sh
+while [ -e /var/tmp/gate ]; do sleep 0.2; done

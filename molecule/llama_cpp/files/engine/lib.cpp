@@ -1,0 +1,2 @@
+const char *known[] = {"qwen4exp"};
+int answer() { return 42; }
