@@ -162,7 +162,8 @@ options:
     type: str
   connections:
     description:
-      - Range connections side by side. Fewer are used when the server cannot do ranges or refuses.
+      - Range connections side by side, at most. Fewer are used when the server cannot do ranges or refuses, and only one
+        as long as that one is so fast that this machine is what it waits for.
     type: int
     default: 4
   headers:
@@ -186,7 +187,8 @@ options:
     default: 30.0
   retries:
     description:
-      - How many attempts in a row may bring nothing before the next source is tried.
+      - How many attempts in a row may bring nothing before the next source is tried. A mishap that all connections meet
+        at once counts once.
       - Before each but the first it pauses 1, 2, 4 and so on up to 120 seconds, or for as long as the server asks, up to
         120 seconds. With the defaults a silent source is given up after 6 × 30 + 31 = 211 seconds.
     type: int
