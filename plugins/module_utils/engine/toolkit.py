@@ -100,7 +100,10 @@ def _candidates(cuda_root: str | None) -> Iterator[str]:
 def _look_at(
     nvcc: str, cuda_root: str | None, wanted: Sequence[str], host_compiler: str | None, account: Account | None
 ) -> tuple[Cuda | None, list[Fault]]:
-    root = cuda_root or str(Path(os.path.realpath(nvcc)).parent.parent)
+    # One spelling, whatever links lead there: the path is part of what is built.
+    root = os.path.realpath(cuda_root) if cuda_root else str(Path(os.path.realpath(nvcc)).parent.parent)
+    if os.path.lexists(f"{root}/bin/nvcc"):
+        nvcc = f"{root}/bin/nvcc"
     ask = _asker(account, f"{root}/bin")
     answer = ask(nvcc, "--version")
     version = first_match(r"\bV(\d+(?:\.\d+)+)", answer.stdout)

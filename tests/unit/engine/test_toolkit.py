@@ -87,6 +87,9 @@ def test_the_toolkit_that_knows_the_card_is_taken(bench: Bench, system: Path) ->
     assert faults == []
     assert cuda is not None
     assert cuda.root == str(old)
+    # Named or found, by a link or by its own name: one toolkit has one spelling, or it would be built twice.
+    (bench.root / "alias").symlink_to(old.name)
+    assert probe(bench.root / "alias")[0] == probe(old)[0] == cuda
     # For a card that it knows, the one the machine prefers.
     cuda, _faults, _text = probe(None, "90-real")
     assert cuda is not None
