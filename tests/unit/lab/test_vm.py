@@ -78,7 +78,7 @@ def test_the_command_line_forwards_loopback_only_and_takes_nothing_from_the_host
         processors=2,
     )
     assert "user,id=user,hostfwd=tcp:127.0.0.1:2222-:22" in command
-    assert command[command.index("-cpu") + 1] == "max,-svm"
+    assert command[command.index("-cpu") + 1] == "max,la57=off"
     assert "-nodefaults" in command
     assert "-no-user-config" in command
 
