@@ -72,6 +72,10 @@ options:
     description: Whether faults fail the task. Without it they are only returned, for a plan before the package lists are fresh.
     type: bool
     default: true
+  allow_unavailable:
+    description: Whether an archive without the branch is only returned (RV(available)), because something else can be tried.
+    type: bool
+    default: false
 extends_documentation_fragment:
   - volta.llm.machine
   - volta.llm.machine.attributes
@@ -146,6 +150,14 @@ remove_run_install:
   description: Whether a C(.run) installation is to be uninstalled.
   returned: always
   type: bool
+pins:
+  description:
+    - The file of preferences to write, with C(path) and C(content). It binds every package of the driver, in both naming forms, to
+      RV(version), or as long as that is null to the branch and its archive. The container toolkit, CUDA and tools with versions of their own
+      are not touched.
+  returned: always
+  type: list
+  elements: dict
 lists_empty:
   description: Whether apt has no package lists at all.
   returned: always
@@ -183,6 +195,7 @@ def main() -> None:
             "repair_packages": {"type": "bool", "default": False},
             "remove_run_install": {"type": "bool", "default": False},
             "require": {"type": "bool", "default": True},
+            "allow_unavailable": {"type": "bool", "default": False},
             **MACHINE,
             **VARIABLES,
         },
@@ -191,7 +204,7 @@ def main() -> None:
     given = module.params
     machine = Machine(given["sysroot"], given["timeout"])
     here = Machine("/", given["timeout"])
-    distribution, release, _ = driver_source.system(machine)
+    distribution, release, codename = driver_source.system(machine)
     wish = driver_plan.Wish(
         distribution=distribution,
         release=release,
@@ -228,8 +241,11 @@ def main() -> None:
         "lists_empty": archive.empty,
         **plan.as_dict(),
     }
+    results["pins"] = [] if driver_plan.refuse_branch(wish.branch, wish.flavour) else driver_plan.preferences(
+        wish, codename, plan.version
+    )  # fmt: skip
     faults = as_shown(module, plan.faults)
-    if not given["require"]:
+    if not given["require"] or (given["allow_unavailable"] and not plan.available):
         module.exit_json(faults=[fault.as_dict() for fault in faults], **results)
     for fault in faults:
         if not is_fatal(fault):

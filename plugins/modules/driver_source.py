@@ -1,19 +1,17 @@
 #!/usr/bin/python
 # Copyright: The volta.llm authors
 # GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Which files of apt a driver of one branch from one archive needs, and what contradicts them."""
+"""Which source file apt needs for the driver, and what contradicts it."""
 
 from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: driver_source
-short_description: Say which files apt needs for one driver branch from one archive
+short_description: Say which source file apt needs for the driver, and what contradicts it
 version_added: 0.1.0
 description:
-  - Returns the content of the source file and of the preferences (pins) with which apt takes every package of the NVIDIA driver from one
-    archive and in one branch. The caller writes them; this module changes nothing.
-  - The pins name the driver's packages in both naming forms and its source packages. The container toolkit, CUDA and tools with versions
-    of their own are not touched.
+  - Returns the content of the source file that apt needs for the NVIDIA driver, which is the archive that was chosen, or those components of the
+    distribution's own that are not in use. The caller writes it; this module changes nothing.
   - Refuses branches and flavours that do not support Volta, entries of one archive that name different keys (apt then refuses every
     command), archives with drivers for another distribution, and a key that is not the one asked for.
 author:
@@ -28,19 +26,11 @@ options:
     type: str
     choices: [server, desktop]
     default: server
-  headless:
-    description: Whether the driver comes without what only displays need.
-    type: bool
-    default: true
   source:
     description: The distribution's own archive, NVIDIA's, or a mirror with the distribution's package names.
     type: str
     choices: [distro, cuda_repo, mirror]
     default: distro
-  version:
-    description: Version to which the pins bind, such as V(535.261.03) or a whole package version. Empty is any of the branch.
-    type: str
-    default: ""
   repository_url:
     description: Address of the archive with O(source=mirror), and of a copy of NVIDIA's with O(source=cuda_repo).
     type: str
@@ -74,17 +64,17 @@ extends_documentation_fragment:
 """
 
 EXAMPLES = r"""
-- name: Ask for the files of branch 535 from the distribution
+- name: Ask for the source file of branch 535 from the distribution
   volta.llm.driver_source:
     branch: "535"
   register: source
 
-- name: Write them
+- name: Write it
   ansible.builtin.copy:
     dest: "{{ item.path }}"
     content: "{{ item.content }}"
     mode: "0644"
-  loop: "{{ source.sources + source.pins }}"
+  loop: "{{ source.sources }}"
 """
 
 RETURN = r"""
@@ -108,11 +98,6 @@ site:
   type: str
 sources:
   description: The source file to write, with C(path) and C(content); none where the archive is in use already.
-  returned: always
-  type: list
-  elements: dict
-pins:
-  description: The file of preferences to write, with C(path) and C(content).
   returned: always
   type: list
   elements: dict
@@ -148,9 +133,7 @@ def main() -> None:
         argument_spec={
             "branch": {"type": "str", "default": "535"},
             "flavour": {"type": "str", "choices": ["server", "desktop"], "default": "server"},
-            "headless": {"type": "bool", "default": True},
             "source": {"type": "str", "choices": ["distro", "cuda_repo", "mirror"], "default": "distro"},
-            "version": {"type": "str", "default": ""},
             "repository_url": {"type": "str", "default": ""},
             "repository_suite": {"type": "str", "default": ""},
             "repository_components": {"type": "list", "elements": "str", "default": []},
@@ -164,11 +147,7 @@ def main() -> None:
     )
     given = module.params
     settings = driver_source.Settings(
-        branch=given["branch"],
-        flavour=given["flavour"],
-        headless=given["headless"],
         source=given["source"],
-        version=given["version"],
         url=given["repository_url"],
         suite=given["repository_suite"],
         components=tuple(given["repository_components"]),
@@ -176,7 +155,7 @@ def main() -> None:
         fingerprints=tuple(given["fingerprints"]),
         disable_conflicting=given["disable_conflicting_sources"],
     )
-    faults = driver_plan.refuse_branch(settings.branch, settings.flavour)
+    faults = driver_plan.refuse_branch(given["branch"], given["flavour"])
     found = driver_source.Sources()
     if not faults:
         found = driver_source.read(Machine(given["sysroot"], given["timeout"]), settings)
@@ -189,7 +168,6 @@ def main() -> None:
         url=found.url,
         site=found.site,
         sources=found.sources,
-        pins=found.pins,
         absent=found.absent,
         disable=found.disable,
     )

@@ -35,7 +35,8 @@ SET_BY_THE_ROLE = {
     "model": {"dest", "job_file", "lock"},
     "nouveau": {"state", "sysroot"},
     "nvidia_driver": {
-        *("allow_held", "allow_kernel_headers", "allow_remove", "apt_options", "driver_branch", "install_recommends"),
+        *("allow_held", "allow_kernel_headers", "allow_remove", "allow_unavailable", "apt_options", "driver_branch"),
+        "install_recommends",
         *("keyring_file", "packages", "repository_site", "require", "sets", "state", "sysroot"),
     },
     "nvidia_persistence": {"sysroot"},

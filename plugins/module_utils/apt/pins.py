@@ -7,9 +7,12 @@ C(src:)), so the order of the stanzas is their meaning:
 
 1. companions that the driver needs and that come with numbers of another branch, where the distribution has such;
 2. whatever carries another branch, or C(-open), in its name: never;
-3. packages of the driver, with or without a branch in their names, in a version of another branch: never;
-4. the same packages from the archive that was chosen: wanted, also where that means to go down;
-5. the same packages in a version of the branch from any other archive: never.
+3. packages of the driver, with or without a branch in their names, in the version that was chosen: wanted, also where
+   that means to go down;
+4. the same packages in any other version of a driver: never.
+
+As long as no version is known, 3 and 4 bind to the branch and to the archive that was chosen. A version is needed:
+of two versions with one priority apt takes the newer, also where an older one is asked for by ansible.builtin.apt.
 
 No pattern is as wide as C(nvidia-*): the container toolkit, CUDA and the tools with versions of their own
 (nvidia-modprobe, nvidia-persistenced, nvidia-settings) are not touched. Regular expressions are not used for names: apt
@@ -54,6 +57,8 @@ _NUMBERED = _words(
     xserver-xorg-video-nvidia
     """
 )
+#: Of these the package's own revision differs from the driver's.
+_APART = ("cuda-drivers", "libnvidia-nscq", "nvidia-fabricmanager", "nvidia-imex")
 _HEADER = """\
 # Written by the volta.llm role nvidia_driver; changes are overwritten.
 # The NVIDIA driver stays on branch {branch}, from one archive. The first stanza that matches counts.
@@ -103,7 +108,7 @@ def stanzas(
     """The preferences for a branch.
 
     ``sources`` are the source packages of the driver (patterns), ``origin`` is what comes after C(Pin:) for the chosen
-    archive. ``version`` binds to one version instead of a branch (and by that to its archive). ``other_sources`` are
+    archive. ``version`` is a whole package version and binds to that alone. ``other_sources`` are
     source packages of the same branch that must not be mixed in.
     """
     others = other_numbers(branch)
@@ -136,7 +141,11 @@ def stanzas(
             Stanza("Another packaging of the driver", tuple(f"src:{name}" for name in other_sources), "version *", -1)
         )
     if version:
-        found.append(Stanza("The version asked for", packages, f"version {version}*", 1001))
+        upstream = version.split(":")[-1].split("-")[0]
+        apart = tuple(name for name in packages if name.startswith(_APART))
+        rest = tuple(name for name in packages if name not in apart)
+        found.append(Stanza("The version that was chosen", rest, f"version {version}", 1001))
+        found.append(Stanza("The same, of what is packaged apart", apart, f"version {upstream}-*", 1001))
         found.append(Stanza("All other versions", packages, "version /^([0-9]+:)?[0-9][0-9][0-9][.][0-9]/", -1))
         return found
     found.append(Stanza("Other branches by version", packages, other_versions, -1))

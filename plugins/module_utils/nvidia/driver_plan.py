@@ -15,14 +15,17 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .. import compat
+from ..apt import pins
 from ..apt.archive import Archive, Offer
 from ..apt.status import Installed, Record
 from ..faults import Catalogue, Fault, FaultKind
 from ..machine import Machine
-from . import driver, packages
+from . import driver, driver_packages, packages
 from .driver_packages import BRANCHES, COMPONENTS, ORIGINS, Family, family, header_meta, prebuilt_meta
 from .kernels import Kernels
 from .values import version_key
+
+PINS_FILE = "/etc/apt/preferences.d/volta-llm-nvidia-driver"
 
 CATALOGUE = Catalogue(
     "driver packages (driver_source, driver_plan)",
@@ -542,6 +545,17 @@ def _is_ours(name: str) -> bool:
 
 def make(wish: Wish, archive: Archive, facts: Facts) -> Plan:
     return _Planner(wish, archive, facts).make()
+
+
+def preferences(wish: Wish, codename: str, version: str | None) -> list[dict[str, str]]:
+    """The file that keeps the driver to the version (null: to branch and archive); none for an unknown driver."""
+    chosen = family(wish.distribution, wish.release, wish.source, wish.branch, wish.flavour, wish.headless)
+    if chosen is None:
+        return []
+    stanzas = driver_packages.pins(
+        chosen, wish.distribution, codename, wish.branch, wish.source, wish.site, version or ""
+    )
+    return [{"path": PINS_FILE, "content": pins.preferences(wish.branch, stanzas)}]
 
 
 def interrupted(machine: Machine) -> bool:

@@ -13,19 +13,17 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
 
-from ..apt import pins, sources
+from ..apt import sources
 from ..apt.sources import Entry
 from ..faults import Catalogue, Fault, FaultKind
 from ..machine import Machine
-from .driver_packages import CODENAMES, COMPONENTS, NVIDIA_SITE, family
-from .driver_packages import pins as driver_pins
+from .driver_packages import CODENAMES, COMPONENTS, NVIDIA_SITE
 
 #: One file for each source, so that a fallback does not write over what was tried first.
 SOURCE_FILES = {
     name: f"/etc/apt/sources.list.d/volta-llm-nvidia-{name.replace('_', '-')}.sources"
     for name in ("distro", "cuda_repo", "mirror")
 }
-PINS_FILE = "/etc/apt/preferences.d/volta-llm-nvidia-driver"
 
 CATALOGUE = Catalogue(
     "sources of the driver (driver_source)",
@@ -64,11 +62,7 @@ CATALOGUE = Catalogue(
 class Settings:
     """The options of the module."""
 
-    branch: str
-    flavour: str = "server"
-    headless: bool = True
     source: str = "distro"
-    version: str = ""
     url: str = ""
     suite: str = ""
     components: tuple[str, ...] = ()
@@ -79,7 +73,7 @@ class Settings:
 
 @dataclass
 class Sources:
-    """``sources`` and ``pins`` are files to write (path, content), ``disable`` files of others to be put out of use."""
+    """``sources`` are files to write (path, content), ``disable`` files of others to be put out of use."""
 
     distribution: str = ""
     release: str = ""
@@ -87,7 +81,6 @@ class Sources:
     site: str = ""
     url: str = ""
     sources: list[dict[str, str]] = field(default_factory=list)
-    pins: list[dict[str, str]] = field(default_factory=list)
     absent: list[str] = field(default_factory=list)
     disable: list[str] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
@@ -130,20 +123,6 @@ def read(machine: Machine, settings: Settings) -> Sources:
         found.sources.append({"path": path, "content": ours})
     found.absent = [file for file in SOURCE_FILES.values() if file != path or not ours]
     _compare(settings, found, entries, list(sources.parse_stanzas(path, ours)))
-    chosen = family(
-        found.distribution, found.release, settings.source, settings.branch, settings.flavour, settings.headless
-    )
-    if chosen is not None:
-        stanzas = driver_pins(
-            chosen,
-            found.distribution,
-            found.codename,
-            settings.branch,
-            settings.source,
-            found.site,
-            settings.version,
-        )
-        found.pins.append({"path": PINS_FILE, "content": pins.preferences(settings.branch, stanzas)})
     return found
 
 
@@ -195,7 +174,11 @@ def _our_source(settings: Settings, found: Sources, entries: Sequence[Entry]) ->
 def _compare(settings: Settings, found: Sources, entries: Sequence[Entry], ours: Sequence[Entry]) -> None:
     """Other files against each other and against ours."""
     bad: dict[str, Fault] = {}
+    between_others: set[str] = set()
     for first, second in sources.disagreements([*ours, *entries]):
+        if first not in ours:
+            # Which of the two is right is not ours to say.
+            between_others.add(second.file)
         keys = [
             entry.signed_by.strip().splitlines()[0] if entry.signed_by else "no key named" for entry in (second, first)
         ]
@@ -222,7 +205,7 @@ def _compare(settings: Settings, found: Sources, entries: Sequence[Entry], ours:
                 ),
             )
     for file, fault in bad.items():
-        if settings.disable_conflicting and _can_be_disabled(file, bad, entries, found):
+        if settings.disable_conflicting and file not in between_others and _can_be_disabled(file, bad, entries, found):
             found.disable.append(file)
         else:
             found.faults.append(fault)

@@ -85,9 +85,15 @@ def test_same_branch_from_another_archive_is_not_taken():
 
 
 def test_one_version_binds_all_others_away():
-    stanzas = bound(version="535.183.01")
+    """Revisions count: 550.163.01-0ubuntu0.22.04.2 points to another branch, .1 does not (pop-os/pop#3549)."""
+    stanzas = bound(version="535.183.01-0ubuntu0.22.04.1")
     assert priority(stanzas, "nvidia-utils-535-server", "535.183.01-0ubuntu0.22.04.1") == 1001
+    assert priority(stanzas, "nvidia-utils-535-server", "535.183.01-0ubuntu0.22.04.2") == -1
     assert priority(stanzas, "nvidia-utils-535-server", "535.261.03-0ubuntu0.22.04.1") == -1
+    assert priority(stanzas, "nvidia-fabricmanager-535", "535.183.01-1") == 1001
+    assert priority(stanzas, "nvidia-fabricmanager-535", "535.261.03-1") == -1
+    assert priority(stanzas, "nvidia-driver-570", "570.133.07-0ubuntu0.22.04.1") == -1
+    assert priority(stanzas, "nvidia-modprobe", "590.44.01-1") == 500
 
 
 @pytest.mark.parametrize("branch", ["535", "550", "570", "580"])

@@ -359,3 +359,13 @@ def test_debian_13_keeps_535_beside_its_main_branch(machine):
     assert plan.faults == []
     # Without it nvidia-persistenced pulls the library of branch 550 (measured on Debian 13).
     assert f"libnvidia-tesla-535-cfg1={version}" in plan.install
+
+
+def test_pins_bind_to_the_version_that_was_chosen_and_to_the_archive_until_one_is(machine):
+    wish = Wish("ubuntu", "22.04", source="cuda_repo", site="developer.download.nvidia.com")
+    (file,) = driver_plan.preferences(wish, "jammy", None)
+    assert 'Pin: origin "developer.download.nvidia.com"\nPin-Priority: 1001' in file["content"]
+    (file,) = driver_plan.preferences(wish, "jammy", "535.261.03-0ubuntu1")
+    assert "Pin: version 535.261.03-0ubuntu1\nPin-Priority: 1001" in file["content"]
+    assert "Pin: version 535.261.03-*\nPin-Priority: 1001" in file["content"]
+    assert driver_plan.preferences(Wish("debian", "12", branch="580"), "bookworm", None) == []

@@ -48,7 +48,7 @@ class Files:
         return self.file(f"etc/apt/sources.list.d/{name}", content)
 
     def read(self, **settings) -> driver_source.Sources:
-        return driver_source.read(Machine(str(self.root)), Settings(**{"branch": "535", **settings}))
+        return driver_source.read(Machine(str(self.root)), Settings(**settings))
 
 
 @pytest.fixture
@@ -64,7 +64,6 @@ def test_archive_that_is_in_use_needs_no_file(files):
     found = files.source("ubuntu.sources", UBUNTU).read()
     assert (found.sources, found.faults, found.disable) == ([], [], [])
     assert len(found.absent) == 3
-    assert [file["path"] for file in found.pins] == ["/etc/apt/preferences.d/volta-llm-nvidia-driver"]
 
 
 def test_missing_components_come_in_a_file_of_ours_with_the_key_of_the_others(files):
@@ -105,7 +104,6 @@ def test_nvidias_archive_is_flat_and_pinned_by_its_host(files):
         "URIs: https://developer.download.nvidia.com/compute/cuda/repos/ubuntu2204/x86_64/\nSuites: /\nSigned-By"
         in (found.sources[0]["content"])
     )
-    assert 'Pin: origin "developer.download.nvidia.com"\nPin-Priority: 1001' in found.pins[0]["content"]
     copy = files.read(source="cuda_repo", url="https://mirrors.example.cn/cuda/ubuntu2204/x86_64/")
     assert copy.site == "mirrors.example.cn"
 
@@ -130,6 +128,13 @@ def test_entries_of_one_archive_with_two_keys_are_named_before_apt_refuses_every
     assert (found.faults, found.disable) == ([], ["/etc/apt/sources.list.d/cuda.list"])
     # With another source it is no concern of ours: apt is content with it, and the pins keep its driver away.
     assert files.read().faults == []
+
+
+def test_two_files_of_others_that_disagree_are_left_to_their_owner(files):
+    files.source("ubuntu.sources", UBUNTU)
+    files.source("zz.list", "deb [signed-by=/etc/other.gpg] http://archive.ubuntu.com/ubuntu/ jammy main\n")
+    found = files.read(disable_conflicting=True)
+    assert (codes(found), found.disable) == (["apt_sources_conflict"], [])
 
 
 @pytest.mark.parametrize(
