@@ -43,7 +43,10 @@ class Bench:
         """Run roles of the collection, in this order, as a playbook of one play."""
         playbook = self.folder / "play.yml"
         names = [{"role": f"volta.llm.{role}"} for role in roles]
-        playbook.write_text(yaml.safe_dump([{"hosts": "gpu_servers", "roles": names}]), encoding="utf-8")
+        playbook.write_text(
+            yaml.safe_dump([{"hosts": "gpu_servers", "gather_subset": ["!all", "min"], "roles": names}]),
+            encoding="utf-8",
+        )
         return self.playbook(playbook, variables=variables, options=options)
 
     def playbook(
