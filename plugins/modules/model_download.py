@@ -555,6 +555,9 @@ def main() -> None:
     module.no_log_values.update(secrets_in(module.params))
     begun = time.monotonic()
     params = module.params
+    if params["files"]:
+        # AnsibleModule would put the size of the folder itself over that of the files.
+        module.add_path_info = lambda results: results
     settings = Settings(
         connections=max(1, min(32, params["connections"])),
         timeout=params["timeout"],

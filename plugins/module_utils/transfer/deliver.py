@@ -217,6 +217,7 @@ class Delivery:
     def run(self) -> Report:
         """Deliver. Raises FaultError with the one fault that ends it; several sources' faults are in the report."""
         if not self._full and self.proved():
+            self._forget_rejected()
             return self._finish()
         self._make_folders()
         with self._locked():
@@ -225,7 +226,15 @@ class Delivery:
             missing = self._verify_present()
             if missing and not self._kept_corrupt(missing):
                 self._fetch_all(missing)
+            if not self.report.faults:
+                self._forget_rejected()
         return self._finish()
+
+    def _forget_rejected(self) -> None:
+        """What was refused is of no use once the right file is there."""
+        for item in self._wanted:
+            rejected = Places(item.dest).rejected
+            remove(rejected, rejected.with_name(rejected.name + ".json"))
 
     def _kept_corrupt(self, missing: list[int]) -> bool:
         """Whether files are wrong that must not be fetched again; each is a fault then."""

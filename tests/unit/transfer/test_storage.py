@@ -231,6 +231,15 @@ def test_a_corrupt_file_is_a_fault_where_it_may_not_be_fetched(site: Site, desk:
     assert desk.dest.exists()
 
 
+def test_what_a_mistyped_hash_left_goes_with_the_next_good_run(site: Site, desk: Desk) -> None:
+    # G02
+    desk.order(site.url("/model.gguf"))
+    desk.order(site.url("/model.gguf"), sha256="0" * 64)
+    assert "model.gguf.rejected" in desk.leftovers
+    desk.order(site.url("/model.gguf"))
+    assert desk.leftovers == {"model.gguf", "model.gguf.stamp.json"}
+
+
 def test_there_is_one_corrupt_file_at_most(site: Site, desk: Desk) -> None:
     for _ in range(3):
         desk.order(site.url("/model.gguf"), full=True)
