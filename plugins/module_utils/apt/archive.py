@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from ..machine import Machine
 from .status import Record, parse_records
 
+#: Preferences do not matter here, and matching their patterns takes most of apt's time (measured: 0.6 of 0.65 s).
+_APT_CACHE = ("apt-cache", "-o", "Dir::Etc::preferences=/dev/null", "-o", "Dir::Etc::preferencesparts=/dev/null")
 _STATUS_FILE = "/var/lib/dpkg/status"
 
 
@@ -61,10 +63,10 @@ class AptArchive(Archive):
         new = [name for name in wanted if name not in self.known]
         if new:
             if self._files is None:
-                self._files = parse_files(self._machine.run(["apt-cache", "policy"]).stdout)
-            records = parse_records(self._machine.run(["apt-cache", "show", *new]).stdout)
+                self._files = parse_files(self._machine.run([*_APT_CACHE, "policy"]).stdout)
+            records = parse_records(self._machine.run([*_APT_CACHE, "show", *new]).stdout)
             by_version = {(record.name, record.version): record for record in records}
-            answer = self._machine.run(["apt-cache", "policy", *new])
+            answer = self._machine.run([*_APT_CACHE, "policy", *new])
             self.known.update({name: [] for name in new})
             self.known.update(parse_policy(answer.stdout, self._files, by_version))
         return {name: self.known.get(name, []) for name in wanted}
@@ -73,7 +75,7 @@ class AptArchive(Archive):
     def empty(self) -> bool:
         """Whether apt has no lists of any archive, as on a machine just made."""
         if self._files is None:
-            self._files = parse_files(self._machine.run(["apt-cache", "policy"]).stdout)
+            self._files = parse_files(self._machine.run([*_APT_CACHE, "policy"]).stdout)
         return not self._files
 
 

@@ -9,6 +9,7 @@ import json
 from ansible_collections.volta.llm.plugins.module_utils.apt import archive
 from ansible_collections.volta.llm.plugins.module_utils.machine import Machine
 
+ASK = ["apt-cache", "-o", "Dir::Etc::preferences=/dev/null", "-o", "Dir::Etc::preferencesparts=/dev/null"]
 FILES = """\
 Package files:
  100 /var/lib/dpkg/status
@@ -61,9 +62,9 @@ def machine(tmp_path, answers):
 def test_versions_with_their_archives_whatever_the_pins_say(tmp_path):
     names = ["nvidia-smi", "nvidia-kernel-535.261.03"]
     answers = [
-        (["apt-cache", "policy"], FILES),
-        (["apt-cache", "show", *names], SHOW),
-        (["apt-cache", "policy", *names], POLICY),
+        ([*ASK, "policy"], FILES),
+        ([*ASK, "show", *names], SHOW),
+        ([*ASK, "policy", *names], POLICY),
     ]
     apt = archive.AptArchive(machine(tmp_path, answers))
     offers = apt.offers(names)
@@ -78,6 +79,6 @@ def test_versions_with_their_archives_whatever_the_pins_say(tmp_path):
 
 def test_machine_without_package_lists(tmp_path):
     text = "Package files:\n 100 /var/lib/dpkg/status\n     release a=now\nPinned packages:\n"
-    apt = archive.AptArchive(machine(tmp_path, [(["apt-cache", "policy"], text)]))
+    apt = archive.AptArchive(machine(tmp_path, [([*ASK, "policy"], text)]))
     assert apt.empty
     assert apt.versions("nvidia-smi") == []
