@@ -16,6 +16,7 @@ import hashlib
 import json
 import os
 import platform
+import random
 import statistics
 import subprocess
 import sys
@@ -48,10 +49,10 @@ class Bench:
         """Let the programs take turns and print what came of it, each against ``model_download``."""
         times: dict[str, list[Run]] = {name: [] for name in programs}
         names = list(programs)
-        warm_up(order)
         for number in range(self.runs):
-            for name in names[number % len(names) :] + names[: number % len(names)]:
-                clear(order.dest)
+            # By lot: who follows whom must not be the same in every round.
+            for name in random.Random(number).sample(names, len(names)):
+                warm_up(order)
                 run = programs[name](order, self.folder)
                 size = order.dest.stat().st_size
                 if size != order.size:
@@ -108,7 +109,7 @@ def clear(dest: Path) -> None:
 
 
 def warm_up(order: Order) -> None:
-    """Touch as much memory as a run will: a virtual machine may have to ask its host for it, the first run alone."""
+    """Touch as much memory as a run will: a virtual machine may have to ask its host for it, whoever comes first."""
     block = bytes(16 << 20)
     with order.dest.open("wb") as handle:
         for _ in range(-(-order.size // len(block))):
