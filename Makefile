@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help dev os-packages lock demo clear test test-full lint unit cores molecule e2e test-vm test-cuda docs \
-        bench bench-gpu bench-engine bench-download fault-download build
+        bench bench-gpu bench-engine bench-download fault-download fault-host build
 
 PYTHON ?= python3
 VENV := .venv
@@ -82,6 +82,9 @@ bench-download: dev ## model_download beside curl, aria2c and get_url (same ngin
 
 fault-download: dev ## kill -9 a download at 50 random moments, count bytes fetched twice and wrong files
 	@$(BIN)/python -m tests.fault.download
+
+fault-host: dev ## kill the preparation of a host at 20 random moments, run it again, compare the machine
+	@$(BIN)/python -m tests.fault.host
 
 build: dev ## the collection as an artifact under build/
 	@rm -rf build && mkdir build

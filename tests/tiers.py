@@ -98,8 +98,13 @@ def vm() -> Iterator[Step]:
     yield pytest_step("vm", "-s", "tests/vm")
 
 
+def faults() -> Iterator[Step]:
+    for campaign in ("host", "download"):
+        yield Step(f"fault-{campaign}", [sys.executable, "-m", f"tests.fault.{campaign}"])
+
+
 TIERS = {"lint": lint, "unit": unit, "cores": cores, "molecule": molecule, "e2e": e2e,
-         "packages": packages, "vm": vm, "cuda": cuda}  # fmt: skip
+         "packages": packages, "vm": vm, "cuda": cuda, "faults": faults}  # fmt: skip
 #: Tiers whose steps run side by side.
 SIDE_BY_SIDE = {"cores", "molecule"}
 SETS = {"test": ["lint", "unit", "cores", "molecule", "e2e"], "full": list(TIERS)}
