@@ -105,10 +105,6 @@ archive_url:
   description: Address of the archive with O(source=cuda_repo); null otherwise.
   returned: always
   type: str
-archive_host:
-  description: Its host, as apt's preferences name it; empty for a file.
-  returned: always
-  type: str
 driver_branch:
   description: The driver branch whose libcuda the packages bring; null where they bring none.
   returned: always

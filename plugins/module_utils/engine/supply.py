@@ -76,7 +76,6 @@ class Supply:
     packages: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     archive_url: str | None = None
-    archive_host: str | None = None
     driver_branch: str | None = None
     gcc: int | None = None
     toolkit: Cuda | None = None
@@ -221,7 +220,6 @@ def _choose(wish: Wish, system: System | None, name: str, supply: Supply) -> Non
             )
         supply.version, supply.root = version, f"/usr/local/cuda-{version}"
         supply.archive_url = (wish.archive_url or f"{NVIDIA_ARCHIVE}/{system.archive}/x86_64").rstrip("/")
-        supply.archive_host = urlsplit(supply.archive_url).hostname or ""
         dashed = version.replace(".", "-")
         packages = [
             f"{package}-{dashed}"
