@@ -24,7 +24,7 @@ from .machine import Machine
 from .serving.arguments import SPLIT_MODES, Settings, Surroundings
 from .serving.arguments import plan as plan_server
 from .serving.preparation import inspect_gpus
-from .transfer.sources import HUGGINGFACE, MODELSCOPE, Source, source_of
+from .transfer.sources import HUGGINGFACE, Source, source_of
 
 #: Seconds for an answer of a place that may have the model; the next place is asked then.
 ANSWER_LIMIT = 10.0
@@ -217,10 +217,14 @@ def _places(request: Request) -> list[Source]:
 
 
 def _authorization(request: Request) -> dict[str, str]:
-    """The token, for the hubs it may be for and for nobody else."""
-    hubs = [HUGGINGFACE, MODELSCOPE, *(str(spec["endpoint"]) for spec in request.sources if spec.get("endpoint"))]
-    if request.token and any(request.model.startswith(hub.rstrip("/") + "/") for hub in hubs):
-        return {"Authorization": f"Bearer {request.token}"}
+    """The token, for the hub it is for; a source with an endpoint of its own brings its own token."""
+    hubs = {HUGGINGFACE: request.token}
+    hubs.update(
+        {str(spec["endpoint"]): str(spec.get("token") or "") for spec in request.sources if spec.get("endpoint")}
+    )
+    for hub, token in hubs.items():
+        if token and request.model.startswith(hub.rstrip("/") + "/"):
+            return {"Authorization": f"Bearer {token}"}
     return {}
 
 

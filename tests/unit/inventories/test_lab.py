@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -65,28 +64,6 @@ def test_the_example_vault_sets_nothing_until_it_is_edited() -> None:
     edited = yaml.safe_load(uncommented(example.read_text(encoding="utf-8")))
     used = set(re.findall(r"\bvault_\w+", "".join(path.read_text() for path in FILES if path != example)))
     assert set(edited) == used
-
-
-def test_the_command_that_lists_hashes_gives_what_the_role_takes() -> None:
-    text = (VARS / "model.yml").read_text(encoding="utf-8")
-    match = re.search(r"python3 -c '\n(.*?)'\n", text, re.DOTALL)
-    assert match, "model.yml no longer has the command"
-    script = "\n".join(line.removeprefix("#   ") for line in match.group(1).splitlines())
-    # The shape of the hub's answer: https://huggingface.co/docs/hub/api, "tree".
-    shards = [file["name"] for file in load(VARS / "model.yml")["model_files"]]
-    answer = [
-        {"type": "file", "path": f"UD-Q4_K_XL/{name}", "size": 7 + number, "lfs": {"oid": f"{number:064x}"}}
-        for number, name in enumerate(shards)
-    ]
-
-    done = subprocess.run(
-        [sys.executable, "-c", script], input=json.dumps(answer), capture_output=True, text=True, check=False
-    )
-
-    assert done.stderr == ""
-    printed = yaml.safe_load(done.stdout)
-    assert [file["name"] for file in printed] == shards
-    assert printed[3] == {"name": shards[3], "size": 10, "sha256": f"{3:064x}"}
 
 
 def test_shards_without_hashes_are_refused_before_anything_is_fetched() -> None:

@@ -296,18 +296,21 @@ def test_nothing_to_plan_says_so() -> None:
     assert verdict.lines[0] == "memory is not planned: no model is named: set plan_model or model_files"
 
 
-def test_a_token_goes_to_hubs_only() -> None:
+def test_a_token_goes_to_the_hub_it_is_for() -> None:
+    sources = ({"endpoint": "https://m.cn"}, {"endpoint": "https://own.cn", "token": "o"})
     sent = {
-        model: feasibility._authorization(
-            Request(server(), model=model, token="t", sources=({"endpoint": "https://m.cn"},))
+        model: feasibility._authorization(Request(server(), model=model, token="t", sources=sources)).get(
+            "Authorization"
         )
         for model in (
             "https://huggingface.co/a/b",
             "https://m.cn/a",
-            "https://m.cn.evil.org/a",
+            "https://own.cn/a",
+            "https://own.cn.evil.org/a",
             "http://huggingface.co/a",
+            "https://modelscope.cn/a",
         )
     }
 
-    assert [bool(headers) for headers in sent.values()] == [True, True, False, False]
+    assert list(sent.values()) == ["Bearer t", None, "Bearer o", None, None, None]
     assert "t" not in repr(Request(server(), token="t")).replace("token", "").split("'")
