@@ -40,8 +40,9 @@ def prepare(name: str, inventory: Path, hosts: int = 1) -> None:
     models = Paths.from_environment().cache / "models" / "demo"
     step("the demo's model: a small GGUF of the architecture qwen4exp, in two shards")
     subprocess.run([sys.executable, "-m", "tests.lab.demo_model", "--out", str(models)], cwd=ROOT, check=True)
-    step(f"the lab machine: systemd, apt, SSH and four simulated V100 cards (lab {name})")
-    up = ["up", name, "-n", str(hosts), "--gpus", "v100x4", "--inventory", str(inventory)]
+    step(f"the lab machine: a bare server with systemd, apt, SSH and four simulated V100 cards (lab {name})")
+    # It says it is Ubuntu 22.04 and has kernel and driver packages of that release's names, which hold the simulator.
+    up = ["up", name, "-n", str(hosts), "--gpus", "v100x4", "--claims", "ubuntu-22.04", "--inventory", str(inventory)]
     lab(*up)
     base_url = lab("serve", name, str(models)).rstrip("/")
     manifest = json.loads((models / "manifest.json").read_text(encoding="utf-8"))
