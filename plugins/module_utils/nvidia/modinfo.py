@@ -25,6 +25,8 @@ from .values import is_index
 PARTS = ("nvidia", "nvidia_modeset", "nvidia_uvm", "nvidia_drm")
 #: Written at the very end of a signed module file (Linux, Documentation/admin-guide/module-signing.rst).
 _SIGNED = b"~Module signature appended~\n"
+#: Object identifier 2.5.4.3 of X.500, as DER writes it.
+_COMMON_NAME = b"\x55\x04\x03"
 #: Folders below /lib/modules/KERNEL where drivers are put: DKMS, other builds, Ubuntu's prebuilt modules.
 _FOLDERS = ("updates/dkms", "updates", "extra", "weak-updates", "kernel/drivers/video", "kernel/drivers/char/drm")
 _FILE = re.compile(r"^(?P<name>nvidia(?:[-_][a-z0-9-_]+?)?)\.ko(?:\.(?P<packing>gz|xz|zst))?$")
@@ -87,6 +89,55 @@ def parse_image(data: bytes) -> dict[str, str]:
             found.setdefault(key, value)
     if found:
         found["signed"] = "yes" if data.endswith(_SIGNED) else ""
+        signer = _signer(data) if found["signed"] else None
+        if signer:
+            found["signer"] = signer
+    return found
+
+
+def _signer(data: bytes) -> str | None:
+    """Who signed, as modinfo names it: the common name of the issuer in the signature; null where it has none."""
+    try:
+        end = len(data) - len(_SIGNED)
+        signer_length, key_length, length = struct.unpack(">3xBB3xI", data[end - 12 : end])
+        if signer_length:
+            # Before Linux 4.3 the name is plain text.
+            start = end - 12 - length - key_length - signer_length
+            return data[start : start + signer_length].decode("utf-8", "replace")
+        return _issuer(data[end - 12 - length : end - 12])
+    except (struct.error, IndexError, ValueError):
+        return None
+
+
+def _issuer(message: bytes) -> str | None:
+    """The issuer's common name in the first SignerInfo of a SignedData (RFC 5652, 5.1 to 5.3)."""
+    (content,) = _values(message)
+    signed = _values(_values(content[1])[1][1])[0]
+    # The set of SignerInfo is the last part; a SignerInfo is version, issuer with serial number, and more.
+    signer = _values(_values(signed[1])[-1][1])[0]
+    tag, identity = _values(signer[1])[1]
+    if tag != 0x30:
+        return None  # it is named by its key
+    for _, group in _values(_values(identity)[0][1]):
+        for _, attribute in _values(group):
+            kind, value = _values(attribute)[:2]
+            if kind[1] == _COMMON_NAME:
+                return value[1].decode("utf-16-be" if value[0] == 0x1E else "utf-8", "replace")
+    return None
+
+
+def _values(data: bytes) -> list[tuple[int, bytes]]:
+    """Tag and content of the DER values in a row."""
+    found, place = [], 0
+    while place < len(data):
+        tag, length, place = data[place], data[place + 1], place + 2
+        if length & 0x80:
+            size = length & 0x7F
+            length, place = int.from_bytes(data[place : place + size], "big"), place + size
+        if place + length > len(data):
+            raise ValueError("a value is longer than what holds it")
+        found.append((tag, data[place : place + length]))
+        place += length
     return found
 
 

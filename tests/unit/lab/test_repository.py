@@ -304,7 +304,9 @@ def test_a_module_says_what_the_plugins_read(tmp_path):
     found = modinfo.parse_image(data + payload.signature())
     assert (found["version"], found["license"], found["depends"]) == ("535.261.03", "NVIDIA", "nvidia")
     assert (found["signed"], found["vermagic"].split()[0]) == ("yes", "5.15.0-139-generic")
-    assert modinfo.parse_image(data)["signed"] == ""
+    assert found["signer"] == "Canonical Ltd. Kernel Module Signing"
+    unsigned = modinfo.parse_image(data)
+    assert (unsigned["signed"], "signer" in unsigned) == ("", False)
 
 
 def test_the_build_step_writes_the_modules_of_its_kernel(tmp_path):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gzip
 import lzma
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -775,6 +776,62 @@ def test_module_file_names(name, part):
 def test_damaged_module_file_is_no_module(size):
     image = gpu_simulator.module_image("535.261.03", "NVIDIA")
     assert modinfo.parse_image(image[:size]).get("version") is None
+
+
+DKMS_KEY = "host DKMS Secure Boot Module Signature key"
+
+
+def signed_image(
+    tmp_path, *options: str, subject: str = "/O=host/CN=host DKMS Secure Boot Module Signature key"
+) -> bytes:
+    """A module signed as the kernel's scripts/sign-file does it (Linux, scripts/sign-file.c), by a new key."""
+    image = gpu_simulator.module_image("535.261.03", "NVIDIA")
+    (tmp_path / "m.ko").write_bytes(image)
+    make = [
+        "openssl",
+        "req",
+        "-new",
+        "-x509",
+        "-nodes",
+        "-newkey",
+        "rsa:2048",
+        "-utf8",
+        "-subj",
+        f"/O=host/CN={DKMS_KEY}",
+    ]
+    subprocess.run([*make, "-keyout", "k.pem", "-out", "c.pem"], cwd=tmp_path, check=True, capture_output=True)
+    sign = ["openssl", "cms", "-sign", "-binary", "-nosmimecap", "-signer", "c.pem", "-inkey", "k.pem", "-in", "m.ko"]
+    done = subprocess.run([*sign, *options, "-outform", "DER"], cwd=tmp_path, check=True, capture_output=True)
+    return image + appended(done.stdout)
+
+
+def appended(signature: bytes, signer: bytes = b"") -> bytes:
+    """The signature and the kernel's struct module_signature after it."""
+    kind = 1 if signer else 2
+    head = bytes([0, 0, kind, len(signer), 0, 0, 0, 0]) + len(signature).to_bytes(4, "big")
+    return signer + signature + head + b"~Module signature appended~\n"
+
+
+@pytest.mark.parametrize("options", [("-noattr", "-nocerts"), ()])
+def test_signer_is_read_from_the_module_file(tmp_path, options):
+    """modinfo names the issuer's common name; dkms and Ubuntu sign without certificates and attributes."""
+    assert modinfo.parse_image(signed_image(tmp_path, *options))["signer"] == DKMS_KEY
+
+
+def test_signature_that_names_its_key_by_number_has_no_signer(tmp_path):
+    found = modinfo.parse_image(signed_image(tmp_path, "-keyid"))
+    assert (found["signed"], "signer" in found) == ("yes", False)
+
+
+def test_signer_of_an_old_signature_is_plain_text():
+    found = modinfo.parse_image(gpu_simulator.module_image("1", "GPL") + appended(b"\0" * 20, b"host: key"))
+    assert found["signer"] == "host: key"
+
+
+@pytest.mark.parametrize("signature", [b"", b"\x30", b"\x30\x82\x01", b"\x30\x00", b"\x30\x02\x05\x00", b"x" * 40])
+def test_damaged_signature_is_one_without_signer(signature):
+    found = modinfo.parse_image(gpu_simulator.module_image("1", "GPL") + appended(signature))
+    assert (found["signed"], "signer" in found) == ("yes", False)
 
 
 def test_ubuntus_prebuilt_module_is_found(tmp_path):

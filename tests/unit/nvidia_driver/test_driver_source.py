@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import base64
+from pathlib import Path
 
 import pytest
 from ansible_collections.volta.llm.plugins.module_utils.apt import sources
@@ -27,6 +28,7 @@ Suites: bookworm bookworm-updates
 Components: main non-free-firmware
 Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
 """
+FIXTURES = Path(__file__).parent.parent / "fixtures/apt"
 CUDA = "https://developer.download.nvidia.com/compute/cuda/repos"
 
 
@@ -206,6 +208,12 @@ def test_key_is_judged_by_its_fingerprint_in_either_form(files):
     found = files.read(fingerprints=("EB693B3035CD5710E231E123A4B469963BF863CC",), **settings)
     assert codes(found) == ["apt_key_wrong"]
     assert own in found.faults[0].message
+
+
+def test_fingerprint_is_the_one_that_gpg_prints():
+    """gpg --show-keys --with-fingerprint; the key has a subkey, whose fingerprint is no key's of an archive."""
+    key = (FIXTURES / "fixture-key.asc").read_bytes()
+    assert sources.fingerprints(key) == ["358F ED43 9642 41CF 8971  3BEF E1B2 5401 EC52 2DB2".replace(" ", "")]
 
 
 @pytest.mark.parametrize("content", [b"<html>not found</html>", b"", KEY[:-2], armoured(b"abc"), b"\xc6\xff"])
