@@ -10,8 +10,8 @@ module: reboot_check
 short_description: Say whether a machine must be rebooted before its NVIDIA driver works
 version_added: 0.1.0
 description:
-  - Judges the driver as M(volta.llm.driver_state) does. Where the modules are on disk and nothing is loaded it loads them first, which can
-    save the reboot.
+  - Judges the driver as M(volta.llm.driver_state) does. Where the modules are on disk and are not loaded, or only
+    nvidia_uvm is not, it loads them first, which can save the reboot.
   - A reboot is required where it mends something, that is where another module, another kernel or the blacklist of nouveau waits for the next
     boot, or where the module cannot be loaded. Every other verdict but V(ok) is a failure with the faults of the driver.
   - Fails with the code C(reboot_required) where a reboot is required and may not be done. It never reboots anything itself.
@@ -32,7 +32,7 @@ options:
     description: Boot id of the control node. Where it is the machine's own, Ansible runs on the machine itself, whatever the connection is.
     type: str
   load_modules:
-    description: Whether to load nvidia and nvidia_uvm where they are on disk for the running kernel and nothing is loaded.
+    description: Whether to load nvidia and nvidia_uvm where they are on disk for the running kernel and not loaded.
     type: bool
     default: true
   newer_kernel:

@@ -15,7 +15,7 @@ from ..faults import Catalogue, Fault, FaultKind
 from ..machine import Machine
 from ..nvidia import driver
 from ..nvidia.driver import REBOOT_REQUIRED, DriverState, Judgement
-from . import initramfs
+from . import initramfs, modprobe
 
 FAULTS = Catalogue(
     "reboot (reboot_check)",
@@ -32,6 +32,12 @@ FAULTS = Catalogue(
             "critical",
             "The machine was rebooted in this run for the same reason, so another reboot would not help either.",
             "after a reboot still: the nvidia module does not load: could not insert 'nvidia': No such device",
+        ),
+        FaultKind(
+            "driver_uvm_not_loaded",
+            "critical",
+            "The driver is in order but for nvidia_uvm, which does not load; CUDA does not start without it.",
+            "nvidia_uvm: modprobe: FATAL: Module nvidia_uvm not found in directory /lib/modules/5.15.0-151-generic",
         ),
         FaultKind(
             "boot_id_unreadable",
@@ -91,25 +97,35 @@ def decide(machine: Machine, request: Request, check: bool = False) -> Decision:
     judgement = driver.judge(state)
     decision = Decision(boot_id(machine), state, judgement)
     refused = None
-    if judgement.verdict == "load_module" and request.load_modules:
+    missing = _missing(machine, judgement) if request.load_modules else []
+    if missing:
         if check:
-            decision.loaded = list(MODULES)
+            decision.loaded = missing
             return decision
-        refused = _load(machine, decision)
+        refused = _load(machine, decision, missing)
         decision.state = driver.read(machine)
         decision.judgement = driver.judge(decision.state)
     decision.reason = _reason(decision, request, refused)
     here = request.local or (decision.boot_id is not None and decision.boot_id == request.controller_boot_id)
     decision.reboot = decision.reason is not None and request.allowed and not here and not request.former_boot_id
     if not check:
-        decision.faults = _faults(decision, request, here)
+        decision.faults = _faults(decision, request, here, refused)
         decision.reboot = decision.reboot and not decision.faults
     return decision
 
 
-def _load(machine: Machine, decision: Decision) -> str | None:
+def _missing(machine: Machine, judgement: Judgement) -> list[str]:
+    """The modules to load: all, or nvidia_uvm where the rest is in order, as after a boot that did not load it."""
+    if judgement.verdict == "load_module":
+        return list(MODULES)
+    if judgement.verdict == "ok" and modprobe.is_loaded(machine, "nvidia"):
+        return [name for name in MODULES if not modprobe.is_loaded(machine, name)]
+    return []
+
+
+def _load(machine: Machine, decision: Decision, names: Sequence[str]) -> str | None:
     """Load the modules now; why that failed, or null."""
-    for name in MODULES:
+    for name in names:
         done = machine.run(["modprobe", name])
         if not done.ok:
             return f"{name}: {initramfs.why(done)}"
@@ -130,7 +146,7 @@ def _reason(decision: Decision, request: Request, refused: str | None) -> str | 
     return None
 
 
-def _faults(decision: Decision, request: Request, here: bool) -> list[Fault]:
+def _faults(decision: Decision, request: Request, here: bool, refused: str | None) -> list[Fault]:
     former = request.former_boot_id
     if former is not None and decision.boot_id == former:
         return [
@@ -139,6 +155,15 @@ def _faults(decision: Decision, request: Request, here: bool) -> list[Fault]:
                 "boot id",
                 f"the boot id is still {former}",
                 "Look at the machine's console: it may still be going down, or wait for a process that does not end.",
+            )
+        ]
+    if decision.judgement.verdict == "ok" and refused is not None:
+        return [
+            FAULTS.fault(
+                "driver_uvm_not_loaded",
+                "nvidia_uvm",
+                refused,
+                "modprobe nvidia-uvm; journalctl -k -b | grep -i nvidia",
             )
         ]
     if decision.reason is None:

@@ -37,7 +37,8 @@ class Server(Built):
         for part in ("nvidia", "nvidia-modeset", "nvidia-uvm", "nvidia-drm"):
             (folder / f"{part}.ko").write_bytes(module_image(version, "NVIDIA"))
 
-    def loaded(self, version: str = "535.183.01"):
+    def loaded(self, version: str = "535.183.01", modules=("nvidia", "nvidia_uvm")):
+        self.file("proc/modules", "".join(f"{name} 1 0 - Live 0x0\n" for name in ("igb", *modules)))
         text = f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {version}  Tue Jul 30 01:33:00 UTC 2024\n"
         return self.file("proc/driver/nvidia/version", text)
 
@@ -78,6 +79,32 @@ def test_loading_can_be_left_out(server):
     decision = gate.decide(server, Request(load_modules=False))
     assert codes(decision) == ["reboot_required"]
     assert "is on disk" in decision.reason
+
+
+def test_nvidia_uvm_alone_is_loaded_too(server):
+    server.loaded(modules=["nvidia"])
+    decision = gate.decide(server, Request(), check=True)
+    assert (decision.loaded, decision.faults) == (["nvidia_uvm"], [])
+    assert gate.decide(server, Request(load_modules=False)).loaded == []
+    # After a boot that left it out, as one without modules-load.d does.
+    decision = gate.decide(server, Request(former_boot_id=FORMER))
+    assert (decision.loaded, decision.faults) == (["nvidia_uvm"], [])
+    assert [argv for argv in server.ran if argv[0] == "modprobe"] == [("modprobe", "nvidia_uvm")]
+    assert gate.decide(server, Request()).loaded == []
+
+
+def test_nvidia_uvm_is_left_alone_where_another_version_waits_for_the_boot(server):
+    decision = gate.decide(server.loaded("535.161.08", modules=["nvidia"]), Request(allowed=True))
+    assert (decision.loaded, decision.reboot) == ([], True)
+
+
+def test_nvidia_uvm_that_does_not_load_is_a_fault_and_no_reason_for_a_reboot(server):
+    words = "modprobe: FATAL: Module nvidia_uvm not found in directory /lib/modules/5.15.0-91-generic"
+    server.answers["modprobe"] = lambda argv: Completed(tuple(argv), 1, stderr=f"{words}\n")
+    decision = gate.decide(server.loaded(modules=["nvidia"]), Request(allowed=True))
+    assert codes(decision) == ["driver_uvm_not_loaded"]
+    assert words in decision.faults[0].message
+    assert (decision.reason, decision.reboot, decision.loaded) == (None, False, [])
 
 
 def test_a_module_that_does_not_load_is_a_reason(server):
