@@ -225,7 +225,7 @@ def main() -> None:
         dpkg=status.installed(here) or [],
         kernels=found,
         with_module=tuple(
-            kernel for kernel in (found.installed or (found.running,)) if kernel and modinfo.on_disk(machine, kernel)
+            kernel for kernel in (found.installed or (found.running,)) if kernel and modinfo.is_on_disk(machine, kernel)
         ),
         secure_boot=bool(driver.secure_boot(machine)),
         nvswitches=driver.nvswitches(machine),

@@ -318,6 +318,18 @@ class _Planner:
                 found.append((package, f"{branch} ({'desktop' if self.wish.flavour == 'server' else 'server'})"))
         return found
 
+    def ask_at_once(self, chosen: Family) -> None:
+        """All names that are known beforehand in one question: each costs two runs of apt-cache."""
+        names = [
+            *chosen.packages,
+            chosen.dkms,
+            *chosen.companions,
+            *(package.name for package, _ in self.driver_here()),
+        ]
+        if chosen.prebuilt:
+            names.append(f"{chosen.prebuilt}-{self.facts.kernels.next}")
+        self.archive.offers(names)
+
     def modules_by(self, chosen: Family) -> str:
         if self.wish.modules != "auto":
             return self.wish.modules
@@ -465,8 +477,7 @@ class _Planner:
                 "set `source` to cuda_repo or mirror, or `branch` to 535",
             )
             return plan
-        if chosen.prebuilt:
-            self.archive.offers([f"{chosen.prebuilt}-{self.facts.kernels.next}"])
+        self.ask_at_once(chosen)
         plan.modules = self.modules_by(chosen)
         if plan.modules == "prebuilt" and chosen.prebuilt is None:
             self.fault(

@@ -215,6 +215,11 @@ def _collect(found: dict[str, str], folder: str, names: Iterable[str]) -> None:
             found.setdefault(part, f"{folder}/{name}")
 
 
+def is_on_disk(machine: Machine, kernel: str) -> bool:
+    """Whether ``kernel`` has the nvidia module; no file is read for it, which takes seconds where it is compressed."""
+    return "nvidia" in module_files(machine, kernel) or (machine.is_capture and on_disk(machine, kernel) is not None)
+
+
 def on_disk(machine: Machine, kernel: str) -> Module | None:
     """The nvidia module that ``kernel`` would load, or null where there is none.
 

@@ -843,6 +843,19 @@ def test_ubuntus_prebuilt_module_is_found(tmp_path):
     assert module.path == f"/lib/modules/{KERNEL}/kernel/nvidia-535srv/nvidia.ko"
 
 
+def test_whether_there_is_a_module_is_told_without_reading_it(tmp_path, machine):
+    folder = tmp_path / f"lib/modules/{KERNEL}/updates/dkms"
+    folder.mkdir(parents=True)
+    here = Machine(str(tmp_path / "other"))
+    assert not modinfo.is_on_disk(here, KERNEL)
+    (folder / "nvidia-uvm.ko").write_bytes(b"")
+    assert not modinfo.is_on_disk(Machine(str(tmp_path)), KERNEL)
+    (folder / "nvidia-current.ko.xz").write_bytes(b"no archive of xz")
+    assert modinfo.is_on_disk(Machine(str(tmp_path)), KERNEL)
+    # A capture has modinfo's answer in place of the file.
+    assert modinfo.is_on_disk(Machine(str(machine.module("535.183.01").root)), KERNEL)
+
+
 def test_every_fault_has_an_example_and_every_verdict_a_place():
     for kind in driver.FAULTS.kinds.values():
         assert kind.meaning.endswith(".")

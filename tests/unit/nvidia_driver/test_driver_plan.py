@@ -101,6 +101,25 @@ def test_what_is_installed_stays_although_there_is_something_newer(machine):
     assert (plan.version, plan.install, plan.complete, plan.faults) == (OLD, [], True, [])
 
 
+def test_a_machine_with_everything_is_asked_once(machine):
+    """Each question of names that were not asked for before is two runs of apt-cache."""
+    machine.driver(NEW).all_installed(OLD).driver(OLD)
+    asked: set[str] = set()
+    questions = []
+
+    class Counting(Archive):
+        def offers(self, names):
+            new = set(names) - asked
+            if new:
+                questions.append(new)
+                asked.update(new)
+            return super().offers(new | asked)
+
+    machine.archive = Counting(machine.archive.known)
+    assert machine.plan().complete
+    assert len(questions) == 1
+
+
 def test_installed_version_that_the_archive_no_longer_has(machine):
     gone = "535.161.08-0ubuntu0.22.04.1"
     for name in ("nvidia-headless-no-dkms", "nvidia-dkms", "nvidia-utils", "libnvidia-compute", "nvidia-kernel-common"):
