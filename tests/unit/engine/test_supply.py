@@ -8,6 +8,8 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
+from ansible_collections.volta.llm.plugins.module_utils.apt.names import Names
 from ansible_collections.volta.llm.plugins.module_utils.engine import supply
 from ansible_collections.volta.llm.plugins.module_utils.engine.supply import Supply, Wish, look
 from ansible_collections.volta.llm.plugins.module_utils.engine.toolkit import Cuda
@@ -190,3 +192,27 @@ def test_an_existing_toolkit_is_looked_at_at_once(machine: Machine) -> None:
 def test_what_must_be_there_by_now_is_missed(machine: Machine) -> None:
     found = look(Wish(), machine, None, required=True)
     assert codes(found) == ["nvcc_missing"]
+
+
+#: NVIDIA's packages among what apt would install for nvidia-cuda-toolkit on Debian 12.15 (11.8.0-5~deb12u1), without
+#: recommendations; recorded by apt_simulate in the scenario cuda_toolkit.
+DEBIAN_TOOLKIT = """
+    glx-alternative-nvidia libcu++-dev libcub-dev libcublas11 libcublaslt11 libcuda1 libcudart11.0 libcufft10
+    libcufftw10 libcuinj64-11.8 libcupti-dev libcupti11.8 libcurand10 libcusolver11 libcusolvermg11 libcusparse11
+    libnppc11 libnppial11 libnvblas11 libnvidia-ml-dev libnvidia-ml1 libnvidia-pkcs11-openssl3
+    libnvidia-ptxjitcompiler1 libnvjpeg11 libnvrtc-builtins11.8 libnvrtc11.2 libnvtoolsext1 libnvvm4 libthrust-dev
+    nvidia-alternative nvidia-cuda-dev nvidia-cuda-toolkit nvidia-installer-cleanup nvidia-legacy-check
+    nvidia-opencl-dev nvidia-profiler nvidia-support
+"""
+DRIVERS = """
+    cuda cuda-drivers-535 nvidia-driver nvidia-driver-535-server nvidia-open nvidia-open-580 nvidia-open-kernel-dkms
+    nvidia-dkms-535 libnvidia-compute-535 linux-image-6.1.0-37-amd64
+"""
+
+
+def test_a_driver_is_forbidden_and_a_toolkit_is_not() -> None:
+    role = Path(__file__).resolve().parents[3] / "roles/cuda_toolkit/vars/main.yml"
+    forbidden = Names(yaml.safe_load(role.read_text(encoding="utf-8"))["__cuda_toolkit_forbidden"])
+    toolkit = [*DEBIAN_TOOLKIT.split(), "cuda-nvcc-12-2", "cuda-driver-dev-12-2", "libcublas-dev-12-2"]
+    assert [name for name in toolkit if name in forbidden] == []
+    assert [name for name in DRIVERS.split() if name not in forbidden] == []
