@@ -14,7 +14,8 @@ description:
     asked for stays as it is.
   - The set V(kernel) is what is really installed and running. It has image, modules and headers of the installed releases, and every meta package
     above them, whatever its flavour is called. These are found by their dependencies, since a hold on C(linux-image-generic) keeps nothing
-    on a machine with the HWE kernel, and one on the image alone lets its meta package move on. A kernel that came beside the running one, and for
+    on a machine with the HWE kernel, and one on the image alone lets its meta package move on. Prebuilt modules of the driver (C(linux-modules-nvidia-*)) are in it too, because each brings the
+    image of its kernel. A kernel that came beside the running one, and for
     which the driver has no module, is not held but reported (C(kernel_without_driver)).
   - The set V(driver) is every installed package of the driver, its companions such as nvidia-persistenced, and prebuilt modules
     (C(linux-modules-nvidia-*)). Container and CUDA toolkits are not in it.

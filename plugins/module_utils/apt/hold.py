@@ -58,6 +58,7 @@ def resolve(machine: Machine, installed: Sequence[Installed], wanted: Wanted) ->
         found.kernels = kernels(machine)
         found.kernel_set = kernel_set.kernel_set(installed)
         found.kernel, found.faults = _kernel(machine, found, wanted.held)
+        found.kernel = sorted({*found.kernel, *kernel_set.prebuilt_set(installed)})
         names |= set(found.kernel)
     if "driver" in wanted.sets:
         names |= set(found.driver)

@@ -26,6 +26,8 @@ _META = re.compile(
     r"^linux-(?:(?P<part>image|headers|modules-extra|modules)-)?(?:generic|virtual|lowlatency|cloud|aws|azure|gcp|gke|gkeop"
     r"|oracle|ibm|kvm|oem|nvidia|intel|raspi|lowlatency|rt|amd64|arm64|686|hwe|signed|realtime|server)(?:-[a-z0-9.+-]+)?$"
 )
+#: Prebuilt modules of the driver. Each needs the image of its release, so that their meta packages bring kernels too.
+_PREBUILT = re.compile(r"^linux-(?:modules|objects|signatures)-nvidia-")
 #: What else is built from a kernel's source: libraries and tools for programs, firmware, documentation.
 _OTHERS = re.compile(
     r"^linux-(?:libc-dev|tools|cloud-tools|base|firmware|doc|source|perf|cpupower|kbuild|compiler|config|support"
@@ -36,6 +38,8 @@ KERNEL_BLACKLIST = (
     "linux-headers-",
     "linux-image-",
     "linux-modules-",
+    "linux-objects-nvidia-",
+    "linux-signatures-nvidia-",
     "linux-generic",
     "linux-virtual",
     "linux-lowlatency",
@@ -160,6 +164,11 @@ def _leads(package: Installed, metas: Iterable[str]) -> bool:
 def driver_set(installed: Sequence[Installed]) -> list[str]:
     """Everything of the driver that is installed, its companions and the prebuilt modules."""
     return sorted(package.full_name for package in installed if packages.is_kept_with_driver(package.name))
+
+
+def prebuilt_set(installed: Sequence[Installed]) -> list[str]:
+    """Prebuilt modules of the driver that are installed, and their meta packages."""
+    return sorted(package.full_name for package in installed if _PREBUILT.match(package.name))
 
 
 def intruders(kernels: Kernels, found: KernelSet, has_module: Callable[[str], bool]) -> list[str]:

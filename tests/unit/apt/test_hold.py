@@ -236,6 +236,26 @@ def test_the_driver_s_set(server: Server) -> None:
 # --- the kernels beside -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("held", [True, False])
+def test_prebuilt_modules_are_the_kernel_s_too(server: Server, held: bool) -> None:
+    """Their meta package brings the image that its next modules need: found by molecule/kernel_hold."""
+    server.release("5.15.0-91-generic").driver()
+    prebuilt = [
+        "linux-modules-nvidia-535-5.15.0-91-generic",
+        "linux-modules-nvidia-535-generic",
+        "linux-objects-nvidia-535-5.15.0-91-generic",
+        "linux-signatures-nvidia-5.15.0-91-generic",
+    ]
+    for name in prebuilt:
+        server.add(name)
+    found = server.resolve("kernel", held=held)
+    assert set(prebuilt) <= set(found.names)
+    assert set(prebuilt) <= set(found.kernel)
+    assert found.driver == []
+    assert not [name for name in found.names if name.startswith(("nvidia-", "libnvidia-"))]
+    assert all(covered(found.blacklist, name) for name in prebuilt)
+
+
 def test_a_kernel_that_was_slipped_in_is_not_held_and_is_named(server: Server) -> None:
     server.release("5.15.0-91-generic").release("5.15.0-105-generic", module=False).driver()
     for _ in range(2):  # it stays a fault until it is mended
