@@ -58,6 +58,7 @@ DEVELOPMENT = (
     Need("cmake", "tests of the build", program="cmake"),
     Need("ninja-build", "tests of the build", program="ninja"),
     Need("g++", "tests of the build", program="c++"),
+    Need("ccache", "tests of the build", program="ccache"),
     Need("shellcheck", "checks shell scripts", program="shellcheck"),
 )
 

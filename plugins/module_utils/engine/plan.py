@@ -127,8 +127,9 @@ def configure_command(options: dict[str, str], tools: Toolchain, source: Path, b
 def build_environment(request: Request, tools: Toolchain, work: Path, home: Path) -> dict[str, str]:
     """The environment of cmake and ninja.
 
-    ccache gets the work folder as its base, so that its entries hold relative paths: the next version is compiled in
-    another folder and still finds every file that did not change.
+    ccache gets the work folder as its base, so that its entries hold relative paths: a build below another folder still
+    finds what did not change, but for files with absolute paths in their text, such as cmake writes for unity builds.
+    For their sake every version is compiled in the same folder.
     """
     extra = {
         BUILD_MARK: os.path.realpath(work),

@@ -2,8 +2,8 @@
 # GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """From a request to a release in use: the order of things, and what happens when something goes wrong on the way.
 
-Nothing that is in use is touched before the new release has been proven. An interrupted run leaves the work folder of
-its fingerprint, in which the next run goes on.
+Nothing that is in use is touched before the new release has been proven. An interrupted run leaves the work folder, in
+which the next run of the same fingerprint goes on.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from ..faults import Fault, FaultError, is_fatal
+from ..files import replace_file
 from ..machine import Machine
 from ..progress import ProgressWriter
 from . import plan, proof, release, request, sources, toolchain
@@ -38,6 +39,9 @@ from .toolkit import first_match, library_folders
 
 #: How long a run waits for another one in the same folder, in seconds: a build that lost its connection is let end.
 WAIT_S = 2 * 3600.0
+
+#: In the work folder: the fingerprint of the build that it holds.
+WORK_OF = "fingerprint"
 
 
 @dataclass
@@ -303,18 +307,31 @@ class _Run:
     def _clean_up(self) -> None:
         """The release is the result, and ccache keeps what the next build can use again: work folders, also those of
         builds that failed before, and other versions' archives would only fill the disk."""
-        shutil.rmtree(self.base / "work", ignore_errors=True)
+        self._discard_work()
         for path in (self.base / "downloads").iterdir():
             if path.name != f"{self.wanted.sha256}.tar":
                 path.unlink()
 
+    def _discard_work(self) -> None:
+        # The record goes first: nobody continues with what an interrupted removal leaves.
+        (self.base / "work" / "current" / WORK_OF).unlink(missing_ok=True)
+        shutil.rmtree(self.base / "work", ignore_errors=True)
+
     def _prepare(self, name: str, tools: Toolchain, account: Account | None) -> Work:
-        """The folders of this build; what a killed run left running in them is ended first."""
-        root = self.base / "work" / name
+        """The folders of this build; what a killed run left running in them is ended first.
+
+        They are called the same for every fingerprint: cmake writes absolute paths into files that it has compiled, and
+        ccache would take none of them for another version. The lock keeps others out, and the folder says whose it is:
+        a build of the same fingerprint is continued, any other makes way.
+        """
+        end_leftovers(self.base / "work")
+        root = self.base / "work" / "current"
+        if not _is_of(root, name):
+            self._discard_work()
         work = Work(root, root / "source", root / "build", root / "home", self.base / "logs" / f"{name}.log")
         for folder in (self.base / "downloads", self.base / "logs", root):
             folder.mkdir(mode=0o755, parents=True, exist_ok=True)
-        end_leftovers(root)
+        replace_file(root / WORK_OF, f"{name}\n".encode(), 0o644)
         if tools.cuda is not None and tools.cuda.stub is not None:
             (root / plan.STUBS).mkdir(exist_ok=True)
             link = root / plan.STUBS / DRIVER_LIBRARY
@@ -354,7 +371,7 @@ class _Run:
             stated.write_text(unpacked.commit or "", encoding="ascii")
             fresh.rename(work.source)
         except BaseException:
-            shutil.rmtree(work.root, ignore_errors=True)
+            self._discard_work()
             raise
         return unpacked
 
@@ -394,6 +411,14 @@ class _Run:
                 )
             progress.update("wait", 0, None, f"process {holder} is building", force=True)
             time.sleep(min(1.0, max(0.05, self.wait_s)))
+
+
+def _is_of(root: Path, name: str) -> bool:
+    """Does the work folder hold a build of this fingerprint?"""
+    try:
+        return (root / WORK_OF).read_text(encoding="ascii").strip() == name
+    except (OSError, ValueError):
+        return False
 
 
 def _may_come(fault: Fault) -> bool:

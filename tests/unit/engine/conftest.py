@@ -51,6 +51,21 @@ foreach(name llama-server llama-fit-params llama-bench ggml-rpc-server)
   target_compile_definitions(${{name}} PRIVATE VERSION="{says}" COMMIT="${{LLAMA_BUILD_COMMIT}}")
   target_link_libraries(${{name}} PRIVATE llama)
 endforeach()
+file(GLOB models models/*.cpp)
+if(models)
+  # As in llama.cpp: cmake writes files that include the sources by their absolute paths, and ccache is asked.
+  add_library(models OBJECT ${{models}})
+  set_target_properties(models PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 2 POSITION_INDEPENDENT_CODE ON)
+  target_link_libraries(llama PRIVATE models)
+  if(GGML_CCACHE)
+    set_property(GLOBAL PROPERTY RULE_LAUNCH_COMPILE ccache)
+  endif()
+endif()
+"""
+#: An assertion names its file, as GGML_ASSERT does: that is how an absolute path gets into the code.
+MODEL = """\
+#include <cstdlib>
+int model_{number}(int x) {{ if (x < 0) {{ static const char *volatile where = __FILE__; abort(); }} return x; }}
 """
 LIB = """\
 #ifdef WITH_CUDA
@@ -122,9 +137,17 @@ class Bench:
         return self.root / "var"
 
     def archive(
-        self, version: str = "1.0", says: str | None = None, main: str = MAIN, gate: str = "exit 0\n"
+        self,
+        version: str = "1.0",
+        says: str | None = None,
+        main: str = MAIN,
+        gate: str = "exit 0\n",
+        models: int = 0,
     ) -> Request:
-        """An archive of version ``version``, whose server names ``says``; ``gate`` is run by sh while building."""
+        """An archive of version ``version``, whose server names ``says``; ``gate`` is run by sh while building.
+
+        ``models`` files more are compiled two by two, by way of files that cmake writes.
+        """
         files = {
             "CMakeLists.txt": CMAKE.format(version=version, says=says or version),
             "lib.cpp": LIB.format(version=version),
@@ -132,6 +155,7 @@ class Bench:
             "cuda.cpp": CUDA,
             "gate.sh": gate,
             "ggml/CMakeLists.txt": "",
+            **{f"models/{number}.cpp": MODEL.format(number=number) for number in range(models)},
         }
         out = io.BytesIO()
         with tarfile.open(fileobj=out, mode="w") as tar:

@@ -367,6 +367,83 @@ def test_two_runs_at_once_build_once(bench: Bench) -> None:
     assert len([seconds for _changed, _faults, seconds in answers if seconds is not None]) == 1
 
 
+def test_a_killed_build_gives_way_to_another_version(bench: Bench) -> None:
+    request, flag = slow(bench)
+    killed = start(request)
+    wait_for(lambda: process.processes_in(bench.base / "work"), "the build to begin")
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    left = process.processes_in(bench.base / "work")
+    assert left, "ninja outlives the module that was killed"
+    other = build(bench.archive("2.0"))
+    assert other.version == "2.0"
+    assert not set(left) & set(process.processes_in(bench.base)), "what was left writes into nobody's folder"
+    assert list(bench.base.glob("work/*")) == []
+    flag.unlink()
+    assert build(request).version == "1.0"
+
+
+def test_what_is_left_of_a_removal_is_not_built_upon(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    flag = bench.root / "shared" / "fails"
+    flag.write_text("")
+    request = bench.archive(gate=f"[ ! -e {flag} ]\n")
+    assert codes(run.build(request)) == ["build_failed"]
+
+    class PowerCut(BaseException):
+        pass
+
+    def cut(path: Path, **_options: object) -> None:
+        for source in Path(path).rglob("source/lib.cpp"):
+            source.unlink()
+            raise PowerCut
+
+    other = bench.archive("2.0")
+    with monkeypatch.context() as patch:
+        patch.setattr(run.shutil, "rmtree", cut)
+        with pytest.raises(PowerCut):
+            run.build(other)
+    flag.unlink()
+    assert build(request).changed
+
+
+def test_two_versions_at_once_are_built_one_after_the_other(bench: Bench) -> None:
+    request, flag = slow(bench)
+    one = start(request)
+    wait_for(lambda: process.processes_in(bench.base / "work"), "the first run to build")
+    progress = bench.root / "shared" / "wait.json"
+    two = start(replace(bench.archive("2.0"), progress_file=str(progress)))
+    wait_for(lambda: progress.exists() and json.loads(progress.read_text())["phase"] == "wait", "a run that waits")
+    flag.unlink()
+    answers = [json.loads(one_of.communicate()[0]) for one_of in (one, two)]
+    assert [(changed, faults) for changed, faults, _seconds in answers] == [(True, []), (True, [])]
+    assert sorted(path.name[:4] for path in (bench.prefix / "releases").iterdir()) == ["1.0-", "2.0-"]
+
+
+def test_another_version_finds_in_the_cache_what_did_not_change(bench: Bench) -> None:
+    def counted() -> dict[str, int]:
+        shown = subprocess.run(
+            ["ccache", "--print-stats"],
+            env={**os.environ, "CCACHE_DIR": str(bench.base / "ccache")},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        numbers = dict(line.split("\t") for line in shown.stdout.splitlines())
+        return {
+            "hits": int(numbers["direct_cache_hit"]) + int(numbers["preprocessed_cache_hit"]),
+            "misses": int(numbers["cache_miss"]),
+        }
+
+    build(bench.archive("1.0", models=8))
+    first = counted()
+    build(bench.archive("2.0", models=8))
+    second = counted()
+    assert first["misses"] >= 7, "four files of two models each, the library and two programs"
+    # The programs are told their version; all else is as it was.
+    assert second["misses"] - first["misses"] <= 2
+    assert second["hits"] - first["hits"] >= 4
+
+
 def test_waiting_has_an_end(bench: Bench) -> None:
     bench.base.mkdir()
     with (bench.base / ".lock").open("w") as handle:
