@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from ..faults import Fault, FaultError
@@ -239,33 +240,24 @@ def prove_on_gpus(
     if not answer.ok or len(devices) != cards.count:
         seen = ", ".join(devices) or "none"
         raise _gpu_failed(SERVER, f"--list-devices shows {seen}, the driver {cards.count} GPUs", answer)
-    checks = [{"check": "devices", "found": ", ".join(devices)}]
+    speeds = compute_on(folder, devices, account)
+    shown = ", ".join(f"{name} {speed:.0f} tokens/s" for name, speed in speeds.items())
+    return [{"check": "devices", "found": ", ".join(devices)}, {"check": "compute", "found": shown}]
+
+
+def compute_on(folder: Path, devices: Sequence[str], account: Account | None) -> dict[str, float]:
+    """Let the engine compute on each device by itself, as it names them; tokens a second. ``none`` is the processor."""
     with scratch_folder("llama-proof-", None) as scratch:
         scratch.chmod(0o755)
         model = write_tiny_model(scratch / "proof.gguf", layers=2)
-        words = [
-            "-m",
-            str(model),
-            "-ngl",
-            "99",
-            "-dev",
-            ",".join(devices),
-            "-p",
-            "64",
-            "-n",
-            "8",
-            "-r",
-            "1",
-            "-o",
-            "json",
-        ]
-        answer = _on_gpu(folder / "bin" / BENCH, account, *words)
+        where = {"-m": str(model), "-ngl": "99", "-dev": ",".join(devices)}
+        what = {"-p": "64", "-n": "8", "-r": "1", "-o": "json"}
+        answer = _on_gpu(folder / "bin" / BENCH, account, *chain(*where.items(), *what.items()))
     speeds = parse_bench(answer.stdout) if answer.ok else {}
     silent = [name for name in devices if name not in speeds]
     if silent:
         raise _gpu_failed(BENCH, f"a small model does not run on {', '.join(silent)}", answer)
-    shown = ", ".join(f"{name} {speed:.0f} tokens/s" for name, speed in speeds.items())
-    return [*checks, {"check": "compute", "found": shown}]
+    return speeds
 
 
 def _on_gpu(program: Path, account: Account | None, *words: str) -> Completed:
