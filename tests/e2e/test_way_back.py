@@ -1,14 +1,22 @@
-"""The engine that served before, one command away. Comes after test_site.py: the machine serves its model."""
+"""The engine that served before, one command away."""
 
 from __future__ import annotations
 
 import json
 import urllib.request
 
+import pytest
+
 from tests.e2e.conftest import Bench
 from tests.e2e.test_site import GROUP_VARS, KEY
 
 ROLLBACK = ("--playbook", "playbooks/engine_rollback.yml")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def served(bench: Bench) -> None:
+    """The machine serves its model: as test_site.py left it, or, where this file runs alone, from now on."""
+    assert bench.converge().status == 0
 
 
 def in_use(bench: Bench) -> str:
