@@ -173,7 +173,7 @@ def _kernels(machine: Machine, known: Tools, configured: modprobe.Configuration,
             older = written is not None and image.written_ns is not None and image.written_ns + _COARSE_NS < written
             stale = inside is not True or older
         known_by = modprobe.candidates(machine, image.kernel, modalias, configured)
-        resolved = modprobe.resolve(machine, image.kernel, modalias, configured)
+        resolved = modprobe.allowed(known_by, configured)
         found.append(
             KernelState(
                 image,

@@ -73,6 +73,12 @@ def test_other_devices_do_not_match(machine):
     assert resolved(machine, modalias="pci:v00001002d0000738Csv00000000sd00000000bc03sc80i00") == []
 
 
+@pytest.mark.parametrize("pattern", ["*", "pci:v*d*sv*", "pci:v0000[0-9]*", "pci:v000010D?d*"])
+def test_a_wildcard_before_the_vendor_matches_too(machine, pattern):
+    machine.file(f"lib/modules/{NEW}/modules.alias", f"alias {pattern} any\nalias usb:v*p* other\n")
+    assert resolved(machine) == ["any"]
+
+
 def test_a_kernel_without_an_index_is_unknown(machine):
     assert resolved(machine, kernel="6.8.0-60-generic") is None
 
