@@ -66,7 +66,10 @@ def cores() -> Iterator[Step]:
 
 
 #: Scenarios that cost what `make test` cannot spend, and what of.
-HEAVY_SCENARIOS = {"nvidia_driver_debian12": "compiles NVIDIA's module with DKMS for a real kernel"}
+HEAVY_SCENARIOS = {
+    "cuda_toolkit": "installs Debian's real toolkit, 1.5 GB of packages, and compiles CUDA files of the engine",
+    "nvidia_driver_debian12": "compiles NVIDIA's module with DKMS for a real kernel",
+}
 
 
 def scenarios(heavy: bool) -> Iterator[Step]:
@@ -80,7 +83,7 @@ def molecule() -> Iterator[Step]:
 
 
 def packages() -> Iterator[Step]:
-    """Debian's real driver packages."""
+    """Debian's real driver and toolkit packages."""
     return scenarios(heavy=True)
 
 
