@@ -19,7 +19,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.lab import image
+from tests.lab import image, vm_packages
 from tests.lab.proc import as_root, run, say
 
 #: Raise when the way of building changes in a way the inputs below do not show.
@@ -107,7 +107,7 @@ V100_RULE = f"""\
 ACTION=="add", SUBSYSTEM=="pci", KERNEL=="{V100_SLOT}", ENV{{MODALIAS}}="{V100_MODALIAS}"
 """
 FILES = {
-    "/etc/fstab": f"LABEL={LABEL} / ext4 defaults 0 1\n",
+    "/etc/fstab": f"LABEL={LABEL} / ext4 defaults 0 0\n",
     "/etc/systemd/network/10-user.network": NETWORK,
     "/etc/systemd/system/lab-identity.service": IDENTITY_UNIT,
     "/etc/systemd/system/lab-v100.service": V100_UNIT,
@@ -116,12 +116,13 @@ FILES = {
     "/etc/hosts": f"127.0.0.1 localhost\n127.0.1.1 volta-vm\n{HOST} lab-host\n",
     "/etc/hostname": "volta-vm\n",
     # A few modules instead of hundreds: an initramfs is made and loaded in seconds, in software too.
-    "/etc/initramfs-tools/conf.d/lab": "MODULES=list\n",
+    "/etc/initramfs-tools/conf.d/lab": "MODULES=list\nCOMPRESSLEVEL=1\n",
     "/etc/initramfs-tools/modules": "virtio_pci\nvirtio_blk\next4\ncrc32c_generic\n",
     "/etc/default/grub.d/50-lab.cfg": (
         "GRUB_TIMEOUT=1\n"
         'GRUB_TERMINAL="serial console"\nGRUB_SERIAL_COMMAND="serial --speed=115200"\n'
-        'GRUB_CMDLINE_LINUX_DEFAULT=""\nGRUB_CMDLINE_LINUX="console=ttyS0"\nGRUB_DISABLE_OS_PROBER=true\n'
+        'GRUB_CMDLINE_LINUX_DEFAULT=""\nGRUB_CMDLINE_LINUX="console=ttyS0 mitigations=off"\n'
+        "GRUB_DISABLE_OS_PROBER=true\n"
     ),
 }
 #: The newest kernel of the release but one, and the meta package of its version: Debian's where the archive still has
@@ -161,6 +162,23 @@ END
 fi
 rm -f /var/cache/apt/archives/*.deb
 """
+#: The stand-in driver from an archive on the disk, with labels that unattended-upgrades takes. DKMS compiles it
+#: here: on the machine itself, in software, that takes many minutes.
+DRIVER = f"""
+set -e
+export DEBIAN_FRONTEND=noninteractive
+cd {vm_packages.ARCHIVE}
+apt-ftparchive packages . > Packages
+apt-ftparchive -o APT::FTPArchive::Release::Origin=Debian -o APT::FTPArchive::Release::Label=Debian \\
+    -o APT::FTPArchive::Release::Codename=bookworm release . > /tmp/Release
+mv /tmp/Release Release
+echo 'deb [trusted=yes] file:{vm_packages.ARCHIVE} ./' > /etc/apt/sources.list.d/lab.list
+apt-get update -q
+version={vm_packages.revision(vm_packages.DRIVER)}
+apt-get install -q --yes --no-install-recommends \\
+    nvidia-driver=$version nvidia-kernel-dkms=$version libnvidia-ml1=$version
+dkms status | grep ': installed'
+"""
 #: GRUB as a boot sector and a core image, before there is a disk it could install itself on.
 GRUB = f"""
 set -e
@@ -172,14 +190,29 @@ grub-mkimage -O i386-pc -p '(hd0,msdos1)/boot/grub' -o /boot/grub/core.img biosd
 kernel=$(ls /boot/vmlinuz-*)
 cat > /boot/grub/grub.cfg <<END
 insmod linux
-linux $kernel root=LABEL={LABEL} ro console=ttyS0
+linux $kernel root=LABEL={LABEL} ro console=ttyS0 mitigations=off
 initrd $(ls /boot/initrd.img-*)
 boot
 END
 printf 'grub-pc grub-pc/install_devices multiselect /dev/vda\\n' | debconf-set-selections
 """
-#: The package lists stay, unlike in the base image: reading them takes a minute in software. Then names are qemu's.
-LISTS = "set -e; apt-get update -q; apt-cache policy > /dev/null; echo nameserver 10.0.2.3 > /etc/resolv.conf"
+#: The package lists stay, unlike in the base image. In software, apt takes minutes with the main archive's: where the
+#: security archive has the newer kernel, it is the only one from here on. That kernel is downloaded. Names are qemu's.
+LISTS = r"""
+set -e
+apt-get clean
+cp /etc/apt/sources.list /etc/apt/sources.list.all
+grep -- '-security' /etc/apt/sources.list.all > /etc/apt/sources.list
+apt-get update -q
+candidate=$(apt-cache policy linux-image-amd64 | sed -n 's/^  Candidate: //p')
+if ! dpkg --compare-versions "$candidate" gt "$(dpkg-query -W -f '${Version}' linux-image-amd64)"; then
+    cp /etc/apt/sources.list.all /etc/apt/sources.list
+    apt-get update -q
+fi
+apt-get install -q --yes --download-only --no-install-recommends linux-image-amd64
+apt-cache policy > /dev/null
+echo nameserver 10.0.2.3 > /etc/resolv.conf
+"""
 #: Run on the first start: GRUB installs itself as it would from a Debian installer. Nobody can log in afterwards.
 FIRST_START = """
 set -e
@@ -205,7 +238,8 @@ class Recipe:
             "base": self.base.digest,
             "packages": PACKAGES,
             "files": FILES,
-            "scripts": [KERNEL, GRUB, LISTS, FIRST_START],
+            "archive": hashlib.sha256(vm_packages.archive()).hexdigest(),
+            "scripts": [KERNEL, DRIVER, GRUB, LISTS, FIRST_START],
             "disk": [LABEL, DISK_SIZE, PARTITION_START, FEATURES],
         }
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
@@ -245,8 +279,10 @@ def _bootstrap(wanted: Recipe, folder: Path, root: Path) -> None:
     files.write_bytes(image.tar_of({**wanted.base.files}))
     own = folder / "own.tar"
     own.write_bytes(image.tar_of(FILES))
+    archive = folder / "archive.tar"
+    archive.write_bytes(vm_packages.archive())
     scripts = []
-    for number, text in enumerate((KERNEL, GRUB, image.FINISH, LISTS)):
+    for number, text in enumerate((KERNEL, DRIVER, GRUB, image.FINISH, LISTS)):
         script = folder / f"script-{number}"
         script.write_text(text)
         scripts.append(f'--customize-hook=chroot "$1" sh < {script}')
@@ -259,9 +295,11 @@ def _bootstrap(wanted: Recipe, folder: Path, root: Path) -> None:
                 "--mode=root",
                 "--variant=minbase",
                 "--format=directory",
+                "--skip=cleanup/apt",
                 f"--include={','.join((*image.PACKAGES, *PACKAGES))}",
                 f"--setup-hook=tar-in {files} /",
                 f"--customize-hook=tar-in {own} /",
+                f"--customize-hook=tar-in {archive} /",
                 *scripts,
                 wanted.base.suite,
                 str(root),

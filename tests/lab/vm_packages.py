@@ -9,6 +9,8 @@ file with the right name.
 
 from __future__ import annotations
 
+import io
+import tarfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,6 +18,10 @@ from tests.lab.repository import deb
 
 MODULE = Path(__file__).with_name("vm_module")
 SOURCE = "nvidia-graphics-drivers"
+#: What the machine starts with, and what its archive offers beside it.
+DRIVER = "535.261.03"
+NEWER_DRIVER = "535.288.01"
+ARCHIVE = "/srv/lab-archive"
 #: Debian's name in DKMS.
 DKMS = "nvidia-current"
 #: The parts with their place: where Debian's package has DKMS put them.
@@ -24,6 +30,19 @@ PARTS = ("nvidia", "nvidia-modeset", "nvidia-drm", "nvidia-uvm")
 
 def revision(version: str) -> str:
     return f"{version}-1~deb12u1"
+
+
+def archive() -> bytes:
+    """A tar archive with the packages of both versions in ARCHIVE."""
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for version in (DRIVER, NEWER_DRIVER):
+            for package in packages(version):
+                data = deb.build(package)
+                entry = tarfile.TarInfo(f"{ARCHIVE}/{package.file_name}".lstrip("/"))
+                entry.size = len(data)
+                tar.addfile(entry, io.BytesIO(data))
+    return buffer.getvalue()
 
 
 def packages(version: str) -> Iterator[deb.Package]:

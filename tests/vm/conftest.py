@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from tests.lab.vm import Vm
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 NAME = "test-vm"
+PLAYBOOK = str(Path(sys.executable).with_name("ansible-playbook"))
 RECAP = re.compile(rf"^{NAME}\s*: (.*)$", re.MULTILINE)
 
 
@@ -29,6 +31,12 @@ class Played:
     status: int
     output: str
     counts: dict[str, int] = field(default_factory=dict)
+
+
+def took(begun: float, what: str) -> None:
+    """Name what takes long: in software the machine's time is what a run costs."""
+    if (seconds := time.monotonic() - begun) > 10:
+        print(f"[{seconds:.0f} s] {what[:100]}")
 
 
 @dataclass
@@ -53,8 +61,9 @@ class Bench:
         self, playbook: Path, variables: dict[str, Any] | None = None, options: tuple[str, ...] = ()
     ) -> Played:
         extra = ["-e", json.dumps(variables)] if variables else []
+        begun = time.monotonic()
         done = subprocess.run(
-            ["ansible-playbook", str(playbook), "-i", str(self.inventory), *extra, *options],
+            [PLAYBOOK, str(playbook), "-i", str(self.inventory), *extra, *options],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -62,13 +71,16 @@ class Bench:
             check=False,
         )
         print(done.stdout)
+        took(begun, f"ansible-playbook {playbook.name}")
         recap = RECAP.search(done.stdout)
         pairs = (word.split("=") for word in recap[1].split()) if recap else ()
         return Played(done.returncode, done.stdout, {key: int(value) for key, value in pairs})
 
     def sh(self, script: str, *, check: bool = True) -> str:
         """What a script wrote to standard output and standard error, run as root on the machine."""
+        begun = time.monotonic()
         done = self.vm.machine.run("sh", "-c", f"export LC_ALL=C; exec 2>&1; {script}", check=check)
+        took(begun, script)
         return done.stdout.decode(errors="replace").strip()
 
     def succeeds(self, script: str) -> bool:
