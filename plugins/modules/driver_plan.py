@@ -137,7 +137,7 @@ install:
   elements: str
   sample: [nvidia-utils-535-server=535.261.03-0ubuntu0.22.04.1, linux-headers-5.15.0-139-generic]
 purge:
-  description: Installed packages of another branch or flavour.
+  description: Installed packages of another branch or flavour, and those with another version in their name (firmware).
   returned: always
   type: list
   elements: str

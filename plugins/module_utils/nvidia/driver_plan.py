@@ -125,7 +125,7 @@ class Facts:
 
 @dataclass
 class Plan:
-    """``install`` are words for apt (``name=version``), ``purge`` packages of another branch or flavour."""
+    """``install`` are words for apt (``name=version``), ``purge`` packages of another branch, flavour or version."""
 
     version: str | None = None
     modules: str = "dkms"
@@ -534,6 +534,9 @@ class _Planner:
                 self.archive.offers([name])
                 if package.version != version and self.offer(name, version):
                     self.plan.install.append(f"{name}={version}")
+                elif package.version != version and re.search(r"-\d{3}\.\d+(\.\d+)?$", name):
+                    # Firmware has the driver's version in its name: that of the new version takes its place.
+                    self.plan.purge.append(name)
 
 
 def leads_away(record: Record | None, branch: str) -> str | None:

@@ -101,6 +101,17 @@ def test_what_is_installed_stays_although_there_is_something_newer(machine):
     assert (plan.version, plan.install, plan.complete, plan.faults) == (OLD, [], True, [])
 
 
+def test_firmware_of_the_former_version_makes_way_for_that_of_the_new_one(machine):
+    """Its name has the version in it, so nothing else of the same name comes in its place."""
+    old = "nvidia-firmware-535-server-535.183.01"
+    machine.driver(NEW).driver(OLD).all_installed(OLD)
+    machine.offer(old, OLD, source="nvidia-graphics-drivers-535-server")
+    machine.installed(old, OLD, source="nvidia-graphics-drivers-535-server")
+    assert machine.plan(version="535.261.03").purge == [old]
+    stays = machine.plan()
+    assert (stays.purge, stays.complete) == ([], True)
+
+
 def test_a_machine_with_everything_is_asked_once(machine):
     """Each question of names that were not asked for before is two runs of apt-cache."""
     machine.driver(NEW).all_installed(OLD).driver(OLD)
