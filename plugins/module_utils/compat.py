@@ -382,8 +382,8 @@ ROWS: tuple[Row, ...] = (
     Row(
         "cuda_11_compiles",
         (("cuda", ">=", "11.8"), ("cuda", "<=", "11.8")),
-        "CUDA 11.8 with gcc 11 compiles the hardest CUDA files of llama.cpp 0.5.0-dev for sm_70 (argsort, cumsum, fattn, "
-        "gated_delta_net, ggml-cuda, mean, mmq, softmax, solve_tri, top-k) without a fault",
+        "CUDA 11.8 with gcc 11 compiles the hardest CUDA files of llama.cpp 0.5.0-dev for sm_70 (argsort, cumsum, "
+        "fattn, gated_delta_net, ggml-cuda, mean, mmq, softmax, solve_tri, top-k) without a fault",
         "measured: Debian 12, nvcc 11.8.89, g++ 11.3.0",
         refused=False,
     ),
