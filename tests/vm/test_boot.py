@@ -13,7 +13,7 @@ from tests.vm.conftest import Bench
 def test_it_runs_a_kernel_of_its_own_that_grub_has_started(bench: Bench) -> None:
     kernel, images = bench.kernel, bench.images
     print(f"{bench.vm.record['accelerator']}: kernel {kernel} of {images}, boot id {bench.boot_id}")
-    assert [kernel] == images
+    assert kernel in images
     assert kernel != os.uname().release
     assert "BOOT_IMAGE=" in bench.sh("cat /proc/cmdline")
     assert "GRUB" in bench.sh("head -c 440 /dev/vda | tr -cd '[:print:]'")

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import re
 
+import pytest
+import yaml
+
 from tests.lab import vm_image, vm_packages
 from tests.vm.conftest import Bench
 
@@ -26,6 +29,15 @@ def offered(bench: Bench, name: str) -> list[str]:
     """What a dist-upgrade would install of kernel or driver, by ``name`` a regular expression."""
     simulated = bench.sh("apt-get -s dist-upgrade")
     return re.findall(rf"^Inst ({name}) ", simulated, re.MULTILINE)
+
+
+@pytest.fixture(scope="module")
+def newer(bench: Bench) -> str:
+    """The release of the kernel that the archive offers."""
+    depends = bench.sh("apt-cache show --no-all-versions linux-image-amd64")
+    found = re.search(r"^Depends: linux-image-(\S+)", depends, re.MULTILINE)
+    assert found is not None
+    return found[1]
 
 
 def test_udev_gives_a_v100_nouveau_as_long_as_nobody_forbids_it(bench: Bench) -> None:
@@ -77,3 +89,38 @@ def test_a_dist_upgrade_leaves_kernel_and_driver_alone(bench: Bench) -> None:
     print(f"held: {held}\noffered by dist-upgrade of kernel and driver: {moved}")
     assert moved == []
     assert {"linux-image-amd64", f"linux-image-{bench.kernel}", "nvidia-driver"} <= set(held)
+
+
+def test_a_kernel_slipped_in_by_hand_is_noticed_on_the_next_run(bench: Bench, newer: str) -> None:
+    running = bench.kernel
+    # Its name was never installed, so no hold is in its way; without headers DKMS has nothing to compile against.
+    bench.sh(f"DEBIAN_FRONTEND=noninteractive apt-get install --yes --no-install-recommends linux-image-{newer}")
+    played = bench.play("kernel_hold", variables=QUICK)
+    print(f"running {running}, in /boot {bench.images}, dkms: {bench.sh('dkms status')}")
+    assert played.status != 0
+    assert "kernel_without_driver" in played.output
+    assert newer in played.output
+    assert f"linux-image-{newer}" not in bench.sh("apt-mark showhold").split()
+
+
+def test_our_file_is_in_the_initramfs_of_the_slipped_in_kernel_too(bench: Bench, newer: str) -> None:
+    assert DROP_IN in bench.sh(f"lsinitramfs /boot/initrd.img-{newer}")
+
+
+def test_grub_boots_the_former_kernel_once_where_the_new_one_has_no_driver(bench: Bench, newer: str) -> None:
+    former = bench.kernel
+    playbook = bench.folder / "boot_former.yml"
+    role = {"name": "volta.llm.kernel_hold", "tasks_from": "boot_former"}
+    tasks = [{"name": "Boot the former kernel once", "ansible.builtin.import_role": role}]
+    playbook.write_text(
+        yaml.safe_dump([{"hosts": "gpu_servers", "gather_facts": False, "tasks": tasks}]), encoding="utf-8"
+    )
+    assert bench.playbook(playbook).status == 0
+    print(bench.sh("grub-editenv list"))
+    assert "next_entry=" in bench.sh("grub-editenv list")
+    bench.reboot()
+    left = bench.sh("grub-editenv list")
+    print(f"GRUB booted {bench.kernel}, the newest is {newer}; grubenv now: {left or '(empty)'}")
+    assert bench.kernel == former
+    assert "nvidia" in loaded(bench)
+    assert not re.search(r"next_entry=\S", left), "once, and never again"
