@@ -48,9 +48,5 @@ def test_variables_of_other_roles_are_taken_over() -> None:
 @pytest.mark.parametrize(("name", "fallback"), taken_over())
 def test_a_fallback_is_the_other_roles_default(name: str, fallback: str) -> None:
     role = owner(name)
-    if role is None:
-        # Roles to come: nothing is assumed about what they will have.
-        assert name in ("nvidia_driver_branch", "nvidia_driver_flavour", "cuda_toolkit_version")
-        assert fallback == "''" or name == "nvidia_driver_branch"
-        return
+    assert role is not None, f"no role has {name}"
     assert yaml.safe_load(fallback) == load(role, "defaults/main.yml")[name]
