@@ -87,8 +87,16 @@ def packages() -> Iterator[Step]:
     return scenarios(heavy=True)
 
 
+#: Builds the engine twice more.
+WAY_BACK = "tests/e2e/test_way_back.py"
+
+
+def way_back() -> Iterator[Step]:
+    yield pytest_step("way-back", WAY_BACK)
+
+
 def e2e() -> Iterator[Step]:
-    yield pytest_step("e2e", "tests/e2e")
+    yield pytest_step("e2e", "tests/e2e", f"--ignore={WAY_BACK}")
 
 
 def cuda() -> Iterator[Step]:
@@ -107,7 +115,7 @@ def faults() -> Iterator[Step]:
 
 
 TIERS = {"lint": lint, "unit": unit, "cores": cores, "molecule": molecule, "e2e": e2e,
-         "packages": packages, "vm": vm, "cuda": cuda, "faults": faults}  # fmt: skip
+         "way-back": way_back, "packages": packages, "vm": vm, "cuda": cuda, "faults": faults}  # fmt: skip
 #: Tiers whose steps run side by side.
 SIDE_BY_SIDE = {"cores", "molecule"}
 SETS = {"test": ["lint", "unit", "cores", "molecule", "e2e"], "full": list(TIERS)}
