@@ -27,8 +27,6 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import yaml
-
 from tests.lab.lab import Lab, Machine
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,8 +80,8 @@ def differences(machine: Machine, wanted: dict[str, str]) -> list[str]:
 
 
 class Campaign:
-    def __init__(self, lab: Lab, folder: Path) -> None:
-        self._lab = lab
+    def __init__(self, labs: list[Lab], folder: Path) -> None:
+        self._labs = {lab.machine_name(1): lab for lab in labs}
         self._folder = folder
         self._lock = threading.Lock()
         self._resets = threading.Lock()
@@ -95,7 +93,7 @@ class Campaign:
 
     def reset(self, machine: Machine) -> None:
         with self._resets:
-            self._lab.reset([machine.name])
+            self._labs[machine.name].reset()
 
     def undisturbed(self, machine: Machine, inventory: Path) -> tuple[float, dict[str, str]]:
         began = time.monotonic()
@@ -143,21 +141,20 @@ def main() -> int:
     parser.add_argument("--machines", type=int, default=2, help="machines that work side by side")
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
-    lab = Lab(LAB)
-    lab.down()
+    # A lab for each machine: making one anew closes the connections of its whole lab.
+    labs = [Lab(f"{LAB}-{number}") for number in range(1, options.machines + 1)]
     folder = Path(tempfile.mkdtemp(prefix="volta-fault-host-"))
-    inventories = []
+    inventories, machines = [], []
     try:
-        machines = lab.up(count=options.machines, gpus="v100x4", claims="ubuntu-22.04").machines
-        lab.up(inventory_file=folder / "lab.yml")
-        for machine in machines:
-            # One inventory for each machine: the same group, limited by its file.
-            place = folder / machine.name
+        for lab in labs:
+            lab.down()
+            place = folder / lab.name
             place.mkdir()
             (place / "group_vars").symlink_to(ROOT / "inventories" / "demo" / "group_vars")
-            (place / "lab.yml").write_text(only(folder / "lab.yml", machine.name))
+            up = lab.up(count=1, gpus="v100x4", claims="ubuntu-22.04", inventory_file=place / "lab.yml")
+            machines += up.machines
             inventories.append(place)
-        campaign = Campaign(lab, folder)
+        campaign = Campaign(labs, folder)
         length, wanted = campaign.undisturbed(machines[0], inventories[0])
         print(f"undisturbed: {length:.1f} s, {len(wanted['holds'].split())} holds", flush=True)
         draw = random.Random(options.seed)
@@ -185,15 +182,8 @@ def main() -> int:
             print(f"  {text}")
         return 0 if tally.converged == options.kills else 1
     finally:
-        lab.down()
-
-
-def only(inventory: Path, name: str) -> str:
-    """The lab's inventory with one of its machines."""
-    document = yaml.safe_load(inventory.read_text(encoding="utf-8"))
-    hosts = document["gpu_servers"]["hosts"]
-    document["gpu_servers"]["hosts"] = {name: hosts[name]}
-    return str(yaml.safe_dump(document))
+        for lab in labs:
+            lab.down()
 
 
 if __name__ == "__main__":
