@@ -45,6 +45,16 @@ class Completed:
     def ok(self) -> bool:
         return self.rc == 0
 
+    @property
+    def why(self) -> str:
+        """Why it did not do what was asked, in one line: its last words, or how it ended."""
+        if self.missing:
+            return "cannot be run"
+        if self.timed_out:
+            return "did not end in time"
+        lines = [line.strip() for line in (self.stderr.strip() or self.stdout).splitlines() if line.strip()]
+        return "; ".join(lines[-3:])[:300] or f"exit status {self.rc}"
+
 
 class Machine:
     """One machine as seen through its files and programs.

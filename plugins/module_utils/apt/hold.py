@@ -145,13 +145,11 @@ def converge(
     done = [name for name in changed if name not in failed]
     if not failed and answer.ok:
         return Outcome(before, after, changed)
-    text = (answer.stderr.strip() or answer.stdout.strip()).splitlines()
-    because = "did not end in time" if answer.timed_out else text[-1] if text else f"status {answer.rc}"
     verb = "hold" if held else "unhold"
     fault = CATALOGUE.fault(
         "apt_hold_failed",
         ", ".join(failed[:3]) + (", ..." if len(failed) > 3 else "") or "apt-mark",
-        f"apt-mark {verb}: {because}",
+        f"apt-mark {verb}: {answer.why}",
         "wait for the other apt or dpkg to end, then run this again"
         if _is_locked(answer)
         else f"apt-mark {verb} {' '.join(failed)}",

@@ -20,10 +20,10 @@ class Names:
 
     def __init__(self, given: Iterable[str]) -> None:
         self.given = tuple(given)
-        self._expressions: list[tuple[str, re.Pattern[str]]] = []
+        self._expressions: list[re.Pattern[str]] = []
         for word in self.given:
             try:
-                self._expressions.append((word, re.compile(word if word.startswith("^") else fnmatch.translate(word))))
+                self._expressions.append(re.compile(word if word.startswith("^") else fnmatch.translate(word)))
             except re.error as exc:
                 raise FaultError(
                     CATALOGUE.fault(
@@ -35,11 +35,7 @@ class Names:
                 ) from None
 
     def __contains__(self, name: str) -> bool:
-        return any(expression.fullmatch(name) for _, expression in self._expressions)
-
-    def matching(self, name: str) -> list[str]:
-        """Which of the given words match the name."""
-        return [word for word, expression in self._expressions if expression.fullmatch(name)]
+        return any(expression.fullmatch(name) for expression in self._expressions)
 
 
 def is_plain(word: str) -> bool:

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -157,8 +156,3 @@ def stanzas(
 def preferences(branch: str, found: Sequence[Stanza]) -> str:
     """The file, as apt reads it."""
     return _HEADER.format(branch=branch) + "\n" + "\n".join(stanza.text() for stanza in found)
-
-
-def matches_name(pattern: str, name: str) -> bool:
-    """Whether a pattern of these preferences means a package name, as apt reads it; source patterns never do."""
-    return not pattern.startswith("src:") and fnmatchcase(name, pattern)

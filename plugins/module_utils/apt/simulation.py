@@ -45,9 +45,7 @@ def _unattended(system: Machine, policy: Policy) -> tuple[dict[str, Any], list[F
             fault = CATALOGUE.fault("apt_failed", argv[0], sign, "wait for the other apt to end, then run this again")
             return nothing(), [fault]
     if not answer.ok:
-        lines = [line.strip() for line in text.splitlines() if line.strip()]
-        because = "did not end in time" if answer.timed_out else lines[-1] if lines else f"status {answer.rc}"
-        fault = CATALOGUE.fault("apt_failed", argv[0], f"{argv[0]}: {because}", "run it by hand: " + " ".join(argv))
+        fault = CATALOGUE.fault("apt_failed", argv[0], f"{argv[0]}: {answer.why}", "run it by hand: " + " ".join(argv))
         return nothing(), [fault]
     names = policies.unattended_names(text)
     violations = policies.moved(names, policy)

@@ -15,7 +15,7 @@ from ..faults import Catalogue, Fault, FaultKind
 from ..machine import Machine
 from ..nvidia import driver
 from ..nvidia.driver import REBOOT_REQUIRED, DriverState, Judgement
-from . import initramfs, modprobe
+from . import modprobe
 
 FAULTS = Catalogue(
     "reboot (reboot_check)",
@@ -128,7 +128,7 @@ def _load(machine: Machine, decision: Decision, names: Sequence[str]) -> str | N
     for name in names:
         done = machine.run(["modprobe", name])
         if not done.ok:
-            return f"{name}: {initramfs.why(done)}"
+            return f"{name}: {done.why}"
         decision.loaded.append(name)
     return None
 

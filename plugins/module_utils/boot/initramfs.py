@@ -8,6 +8,7 @@ Debian and Ubuntu use initramfs-tools; where dracut takes its place its own prog
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from ..machine import Completed, Machine
@@ -18,6 +19,16 @@ from ..nvidia.values import version_key
 BUILD_TIMEOUT = 900.0
 LIST_TIMEOUT = 180.0
 _NOUVEAU = re.compile(r"(?:^|/)nouveau\.ko(?:\.\w+)?$")
+
+
+def carries(names: Collection[str], path: str) -> bool:
+    """Whether a file of the machine is among those of an image, whichever of the two has /usr merged."""
+    name = path.lstrip("/").removeprefix("usr/")
+    return name in names or f"usr/{name}" in names
+
+
+def has_nouveau(names: Collection[str]) -> bool:
+    return any(_NOUVEAU.search(name) for name in names)
 
 
 @dataclass(frozen=True)
@@ -39,14 +50,11 @@ class Image:
 
     def carries(self, path: str) -> bool | None:
         """Whether a file of the machine is in the image, under its own path or with /usr merged."""
-        if self.names is None:
-            return None
-        name = path.lstrip("/")
-        return name in self.names or f"usr/{name}" in self.names
+        return None if self.names is None else carries(self.names, path)
 
     @property
     def nouveau(self) -> bool | None:
-        return None if self.names is None else any(_NOUVEAU.search(name) for name in self.names)
+        return None if self.names is None else has_nouveau(self.names)
 
 
 @dataclass(frozen=True)
@@ -89,7 +97,7 @@ def images(machine: Machine, known: Tools | None = None) -> list[Image]:
     found = []
     for kernel in sorted(bootable | with_image.keys(), key=version_key, reverse=True):
         path = with_image.get(kernel)
-        names, error = _listing(machine, known.lister, path) if path else (None, None)
+        names, error = listing(machine, known.lister, path) if path else (None, None)
         found.append(
             Image(
                 kernel,
@@ -111,12 +119,13 @@ def _written(machine: Machine, path: str) -> int | None:
         return None
 
 
-def _listing(machine: Machine, lister: str | None, path: str) -> tuple[frozenset[str] | None, str | None]:
+def listing(machine: Machine, lister: str | None, path: str) -> tuple[frozenset[str] | None, str | None]:
+    """The files in an image, or null and why it could not be listed."""
     if lister is None:
         return None, "neither lsinitramfs nor lsinitrd is installed"
     done = machine.run([lister, path], timeout=max(machine.timeout, LIST_TIMEOUT))
     if not done.ok:
-        return None, f"{lister}: {why(done)}"
+        return None, f"{lister}: {done.why}"
     names = frozenset(_name(line, lister) for line in done.stdout.splitlines() if line.strip())
     if len(names) < 2:
         # An empty archive lists "." at most; lsinitramfs says nothing of a compression it does not know.
@@ -141,14 +150,3 @@ def build_command(builder: str, image: Image) -> list[str]:
 
 def build(machine: Machine, builder: str, image: Image) -> Completed:
     return machine.run(build_command(builder, image), timeout=BUILD_TIMEOUT)
-
-
-def why(done: Completed) -> str:
-    """The end of what a program said, in one line."""
-    if done.missing:
-        return "cannot be run"
-    if done.timed_out:
-        return "did not end in time"
-    lines = [line.strip() for line in (done.stderr + "\n" + done.stdout).splitlines() if line.strip()]
-    said = "; ".join(lines[-3:])[:300]
-    return said or f"exit status {done.rc}"

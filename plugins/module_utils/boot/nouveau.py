@@ -362,7 +362,7 @@ def _rebuild(machine: Machine, known: Tools, stale: Sequence[KernelState], modal
     builder = known.builder or ""
     for kernel in stale:
         done = initramfs.build(machine, builder, kernel.image)
-        said[kernel.image.kernel] = initramfs.why(done)
+        said[kernel.image.kernel] = done.why
         if not done.ok:
             failed.add(kernel.image.kernel)
             command = " ".join(initramfs.build_command(builder, kernel.image))
@@ -422,6 +422,6 @@ def _unload(machine: Machine, before: State, unload: bool, outcome: Outcome) -> 
         return
     done = machine.run(["rmmod", "nouveau"])
     if modprobe.is_loaded(machine, "nouveau"):
-        outcome.reboot_required = f"nouveau could not be unloaded: {initramfs.why(done)}"
+        outcome.reboot_required = f"nouveau could not be unloaded: {done.why}"
     else:
         outcome.changes.append("unloaded nouveau")

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..boot import initramfs, modprobe
 from ..faults import Catalogue, Fault, FaultKind, by_severity
 from ..machine import Machine
 from . import dkms, kernel_log, modinfo, packages
@@ -414,15 +415,8 @@ def secure_boot(machine: Machine) -> bool | None:
 
 def nouveau(machine: Machine, kernel: str | None, look_into_initramfs: bool | None) -> Nouveau:
     """Whether nouveau is loaded, and what keeps it from loading at the next boot."""
-    is_loaded = any(line.split(" ", 1)[0] == "nouveau" for line in (machine.read("/proc/modules") or "").splitlines())
-    by = []
-    for folder in ("/etc/modprobe.d", "/run/modprobe.d", "/usr/lib/modprobe.d", "/lib/modprobe.d"):
-        for name in machine.listdir(folder):
-            text = machine.read(f"{folder}/{name}") or ""
-            if name.endswith(".conf") and re.search(
-                r"^\s*(?:blacklist\s+nouveau|install\s+nouveau\s+/(?:usr/)?bin/(?:false|true))\s*(?:#.*)?$", text, re.M
-            ):
-                by.append(f"{folder}/{name}")
+    is_loaded = modprobe.is_loaded(machine, "nouveau")
+    by = modprobe.configuration(machine).keeps_away("nouveau")
     arguments = (machine.read("/proc/cmdline") or "").split()
     for argument in arguments:
         key, _, value = argument.partition("=")
@@ -450,13 +444,11 @@ def _initramfs(machine: Machine, kernel: str, files: Sequence[str]) -> tuple[boo
     if machine.exists(f"/boot/vmlinuz-{kernel}") and not machine.exists(image) and not machine.is_capture:
         # Booted without an initramfs: the files on disk are what counts. (A capture does not hold the image.)
         return None, False
-    answer = machine.run(["lsinitramfs", image])
-    if not answer.ok:
+    names, _ = initramfs.listing(machine, initramfs.tools(machine).lister, image)
+    if names is None:
         return None, None
-    names = {line.strip().lstrip("./") for line in answer.stdout.splitlines()}
-    wanted = {path.lstrip("/") for path in files if path.startswith("/")}
-    wanted |= {f"usr/{path}" for path in wanted if path.startswith("lib/")}
-    return bool(names & wanted), any(re.search(r"/nouveau\.ko(?:\.\w+)?$", name) for name in names)
+    listed = any(initramfs.carries(names, path) for path in files if path.startswith("/"))
+    return listed, initramfs.has_nouveau(names)
 
 
 def run_install(machine: Machine) -> tuple[str, ...]:

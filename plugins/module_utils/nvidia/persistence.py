@@ -19,7 +19,7 @@ from typing import Any
 
 from ..faults import Catalogue, Fault, FaultError, FaultKind
 from ..files import replace_file
-from ..machine import Completed, Machine
+from ..machine import Machine
 from . import driver
 from .gpu_faults import GPU
 from .smi import NvidiaSmi, unparsable
@@ -387,7 +387,7 @@ class Persistence:
     def _systemctl(self, *words: str, must: bool = True) -> None:
         done = self.machine.run(["systemctl", *words], timeout=max(self.machine.timeout, 90.0))
         if must and not done.ok:
-            raise FaultError(_not_controlled(words[-1], f"systemctl {' '.join(words)}: {_said(done)}"))
+            raise FaultError(_not_controlled(words[-1], f"systemctl {' '.join(words)}: {done.why}"))
 
     # -- GPUs
 
@@ -487,9 +487,3 @@ def _with_persistence(command: str) -> str:
 
 def _not_controlled(subject: str, message: str) -> Fault:
     return FAULTS.fault("persistence_not_controlled", subject, message, "Run as root on a machine that systemd runs.")
-
-
-def _said(done: Completed) -> str:
-    if done.missing:
-        return "cannot be run"
-    return "did not end in time" if done.timed_out else (done.stderr.strip() or f"exit status {done.rc}")

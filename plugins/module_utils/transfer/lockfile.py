@@ -26,7 +26,7 @@ from ..faults import Fault, FaultError
 from .catalogue import fault
 from .checksums import checksum_for
 from .engine import Settings, SourceFailed
-from .http import Session, Unreachable, redact
+from .http import Session, Unreachable
 from .raw_parts import raw_part
 from .sources import (
     HUBS,
@@ -344,8 +344,3 @@ def check_against(
                     )
                 )
     return locked, faults
-
-
-def name_of(place: str) -> str:
-    """A lock's place, fit for a message."""
-    return redact(place) if "://" in place else place

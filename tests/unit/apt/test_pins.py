@@ -8,9 +8,15 @@ a06 is NVIDIA/NemoClaw#8207: a version on the meta package binds nothing of what
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatchcase
 
 import pytest
 from ansible_collections.volta.llm.plugins.module_utils.apt import pins
+
+
+def matches_name(pattern: str, name: str) -> bool:
+    """Whether a pattern of the preferences means a package name, as apt reads it; source patterns never do."""
+    return not pattern.startswith("src:") and fnmatchcase(name, pattern)
 
 
 def matches_version(pin: str, version: str, origin: str) -> bool:
@@ -26,7 +32,7 @@ def matches_version(pin: str, version: str, origin: str) -> bool:
 
 def priority(stanzas, name: str, version: str, origin: str = "Ubuntu", source: str = "") -> int:
     for stanza in stanzas:
-        named = any(pattern == f"src:{source}" or pins.matches_name(pattern, name) for pattern in stanza.packages)
+        named = any(pattern == f"src:{source}" or matches_name(pattern, name) for pattern in stanza.packages)
         if named and matches_version(stanza.pin, version, origin):
             return stanza.priority
     return 500
@@ -100,7 +106,7 @@ def test_one_version_binds_all_others_away():
 def test_every_other_number_is_another_branch(branch):
     patterns = pins.other_numbers(branch)
     for number in range(300, 700):
-        hits = [pattern for pattern in patterns if pins.matches_name(pattern, str(number))]
+        hits = [pattern for pattern in patterns if matches_name(pattern, str(number))]
         assert bool(hits) == (str(number) != branch), number
 
 

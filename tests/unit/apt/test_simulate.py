@@ -579,7 +579,8 @@ def test_names_patterns_and_expressions() -> None:
     assert "libb1" in names
     assert "linux-headers-generic" in names
     assert "linux-headers" not in names
-    assert Names(["g++", "linux-generic-hwe-22.04"]).matching("g++") == ["g++"]
+    assert "g++" in Names(["g++", "linux-generic-hwe-22.04"])
+    assert "g++" not in Names(["linux-generic-hwe-22.04"])
     assert "linux-generic-hwe-22x04" not in Names(["linux-generic-hwe-22.04"])
 
 
