@@ -280,7 +280,8 @@ def load_state(path: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _changing(path: Path) -> Iterator[None]:
-    """One change at a time: the persistence daemon changes the state as well."""
+    """One change at a time, read within: every tool changes the state, and the persistence daemon does."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
@@ -882,20 +883,7 @@ def _answer(path: Path, state: dict[str, Any], words: list[str]) -> int:
     if words[:1] in (["-h"], ["--help"]):
         sys.stdout.write(help_text(state))
         return RC_OK
-    if state["boot"] is not None and state["library"] is None:
-        raise Exit(RC_NO_LIBRARY, NO_LIBRARY_TEXT)
-    if loaded_version(state) is None or (state["boot"] is not None and nouveau_loaded(state)):
-        raise Exit(RC_NO_DRIVER, NO_DRIVER_TEXT)
-    if faults(state, "mismatch") or (state["boot"] is not None and loaded_version(state) != state["driver"]):
-        shortened = ".".join(str(state["driver"]).split(".")[:2])
-        second = f"NVML library version: {shortened}\n" if branch(state["driver"]) >= 525 else ""
-        raise Exit(RC_MISMATCH, f"Failed to initialize NVML: Driver/library version mismatch\n{second}")
-    view = look(state)
-    if faults(state, "no-devices"):
-        view.gpus.clear()
-    if flavour(state) == "open":
-        # The open module has no firmware processor to talk to on Volta.
-        view.gpus[:] = [gpu for gpu in view.gpus if gpu["architecture"] != "Volta"]
+    view = _seen(state)
     if words[:1] == ["topo"]:
         sys.stdout.write(topo(view, words[1:]))
         return RC_OK
@@ -914,7 +902,26 @@ def _answer(path: Path, state: dict[str, Any], words: list[str]) -> int:
         if delay is None or status != RC_OK:
             return status
         time.sleep(delay)
-        view = look(load_state(path))
+        view = _seen(load_state(path))
+
+
+def _seen(state: dict[str, Any]) -> View:
+    """What the driver shows, where it shows anything."""
+    if state["boot"] is not None and state["library"] is None:
+        raise Exit(RC_NO_LIBRARY, NO_LIBRARY_TEXT)
+    if loaded_version(state) is None or (state["boot"] is not None and nouveau_loaded(state)):
+        raise Exit(RC_NO_DRIVER, NO_DRIVER_TEXT)
+    if faults(state, "mismatch") or (state["boot"] is not None and loaded_version(state) != state["driver"]):
+        shortened = ".".join(str(state["driver"]).split(".")[:2])
+        second = f"NVML library version: {shortened}\n" if branch(state["driver"]) >= 525 else ""
+        raise Exit(RC_MISMATCH, f"Failed to initialize NVML: Driver/library version mismatch\n{second}")
+    view = look(state)
+    if faults(state, "no-devices"):
+        view.gpus.clear()
+    if flavour(state) == "open":
+        # The open module has no firmware processor to talk to on Volta.
+        view.gpus[:] = [gpu for gpu in view.gpus if gpu["architecture"] != "Volta"]
+    return view
 
 
 def _delay(options: dict[str, str]) -> float | None:
@@ -942,13 +949,12 @@ def _once(path: Path, view: View, options: dict[str, str]) -> tuple[str, int]:
     for query in ("query-gpu", "query-compute-apps"):
         if query in options:
             return csv_query(view, query, options)
-    if not view.gpus:
-        raise Exit(RC_NOT_FOUND, "No devices were found\n")
-    chosen = select(view, options.get("id"))
-    if "persistence-mode" in options:
-        return set_persistence(path, view, chosen, options["persistence-mode"])
-    if "power-limit" in options:
-        return set_power_limit(path, view, chosen, options["power-limit"])
+    for option, change in (("persistence-mode", set_persistence), ("power-limit", set_power_limit)):
+        if option in options:
+            with _changing(path):
+                view = _seen(load_state(path))
+                return change(path, view, _chosen(view, options), options[option])
+    chosen = _chosen(view, options)
     refuse_lost(view, chosen)
     if "query" in options or "xml" in options:
         if "xml" in options and "display" in options:
@@ -1046,6 +1052,12 @@ def compute_apps(view: View, names: Sequence[str], wanted: str | None, header: b
             }  # fmt: skip
             lines.append(", ".join(str(values[column]) for column in columns))
     return "".join(line + "\n" for line in lines)
+
+
+def _chosen(view: View, options: dict[str, str]) -> list[dict[str, Any]]:
+    if not view.gpus:
+        raise Exit(RC_NOT_FOUND, "No devices were found\n")
+    return select(view, options.get("id"))
 
 
 def is_root() -> bool:
@@ -3034,11 +3046,12 @@ def _control(path: Path, options: argparse.Namespace) -> int:
         state = new_state(options.profile, driver, options.sysroot or beside, options.kernel)
         for gpu in state["gpus"]:
             gpu["persistence"] = options.persistence
-        if from_packages:
-            install_on_machine(state["sysroot"])
-            boot(state)
-            _see_packages(state)
-        save_state(path, state)
+        with _changing(path):
+            if from_packages:
+                install_on_machine(state["sysroot"])
+                boot(state)
+                _see_packages(state)
+            save_state(path, state)
         if from_packages:
             _reload_units()
             announce(False, loaded_version(state) is not None)

@@ -155,6 +155,36 @@ def test_power_limit_and_persistence_stay(machine):
     ]
 
 
+def test_a_change_made_meanwhile_is_kept(machine, monkeypatch):
+    machine.control("fault", "slow", "1")
+
+    def meanwhile(_seconds: float) -> None:
+        monkeypatch.setattr(gpu_simulator.time, "sleep", lambda _: None)
+        assert machine.smi("-pl", "200", "-i", "1").rc == 0
+
+    monkeypatch.setattr(gpu_simulator.time, "sleep", meanwhile)
+    machine.smi("-pm", "0", "-i", "3")
+    assert _settings(machine) == [("Enabled", 300), ("Enabled", 200), ("Enabled", 300), ("Disabled", 300)]
+
+
+def test_many_changes_at_once_are_all_kept(machine):
+    changes = [["-i", str(card), *words] for card in range(4) for words in (["-pm", "0"], ["-pl", str(200 + card)])]
+    argv = [sys.executable, "-c", "import sys; from tests.lab.gpu_simulator import gpu_simulator as tool; "
+            "tool.is_root = lambda: True; sys.exit(tool.nvidia_smi(sys.argv[1:]))"]  # fmt: skip
+    running = [
+        subprocess.Popen([*argv, *words], stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[3])
+        for words in changes
+    ]
+    said = [process.communicate(timeout=120)[0] for process in running]
+    assert [process.returncode for process in running] == [0] * len(changes), said
+    assert _settings(machine) == [("Disabled", 200 + card) for card in range(4)]
+
+
+def _settings(machine) -> list[tuple[str, float]]:
+    out = machine.smi("--query-gpu=persistence_mode,power.limit", "--format=csv,noheader,nounits").out
+    return [(mode, float(watts)) for mode, watts in (line.split(", ") for line in out.splitlines())]
+
+
 def test_without_rights_nothing_is_set(machine, monkeypatch):
     monkeypatch.setattr(gpu_simulator, "is_root", lambda: False)
     before = machine.state.read_text()
