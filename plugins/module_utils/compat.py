@@ -589,7 +589,8 @@ ROWS: tuple[Row, ...] = (
     Row(
         "ollama_sharded_model",
         (("ollama", "present", None), ("shards", ">=", 2)),
-        "Ollama does not load a GGUF that is split into shards",
+        "Ollama neither pulls nor loads a GGUF that is split into shards; llama-gguf-split --merge joins them, which "
+        "needs room for the model twice",
         "ollama/ollama#5245, #8326",
         repairs=({"ollama": None, "llama_cpp": "0.4.0"}, {"shards": "1"}),
     ),

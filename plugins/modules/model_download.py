@@ -48,7 +48,8 @@ options:
           - V(controller) is a file on the control node. It is streamed over the connection of Ansible in pieces, straight to the folder it
             goes to, goes on after an interruption, and is hashed when it is there. That needs no room elsewhere, but is slower than a
             server near the machine, and does not work in the background (C(async)).
-          - V(ollama) is a model that Ollama has pulled. Its file is not copied but cloned or linked where the file system can.
+          - V(ollama) is a model that Ollama has pulled. Its file is not copied but cloned or linked where the file system can. It is one file,
+            so a set of several is refused for it; O(sources[].files) names the one.
         type: str
         choices: [url, file, controller, huggingface, modelscope, ollama]
       url:

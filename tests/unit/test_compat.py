@@ -95,6 +95,14 @@ def test_refused(text: str, code: str, remedies: list[str]) -> None:
     assert not compat.judge(verdict.nearest).faults
 
 
+def test_a_model_in_shards_for_ollama_is_refused_with_the_way_to_join_them() -> None:
+    # C28
+    (fault,) = compat.judge(combo("ollama=0.24.0 shards=4")).faults
+    assert "llama-gguf-split --merge" in fault.message
+    assert "twice" in fault.message
+    assert not compat.judge(combo("ollama=0.24.0 shards=1")).faults
+
+
 def test_every_refusing_row_has_a_case() -> None:
     hit: list[compat.Row] = []
     for text, code, _ in REFUSED:

@@ -64,7 +64,7 @@ def wanted_sets(params: Mapping[str, Any], lock: Lock | None = None) -> tuple[li
     urls = any(entry.get("url") or entry.get("urls") for entry in entries)
     for spec in [*([None] if urls or not specs else []), *specs]:
         own, found = _own_entries(spec, entries, lock)
-        faults += found
+        faults += found + _not_one_file(spec, own)
         same = next((group for group in chosen if _same_files(group[0], own)), None)
         if same is None:
             chosen.append((own, [spec]))
@@ -112,6 +112,20 @@ def _own_entries(
             entry["size"] = holds.size if entry.get("size") is None else entry["size"]
             entry["sha256"] = entry.get("sha256") or holds.sha256
     return own, faults
+
+
+def _not_one_file(spec: Mapping[str, Any] | None, own: Sequence[Mapping[str, Any]]) -> list[Fault]:
+    """Ollama has one blob of weights for a model (ollama#5245): every file of a set would be that one."""
+    if spec is None or kind_of(spec) != "ollama" or not spec.get("model") or len(own) < 2:
+        return []
+    return [
+        _bad(
+            f"source {source_id(spec)}",
+            f"is one file, and {len(own)} are wanted: Ollama neither pulls nor loads a GGUF in shards",
+            "Give this source `files` of its own with one name. To serve the shards take llama-server; for Ollama join "
+            "them with llama-gguf-split --merge, which needs room for the model twice.",
+        )
+    ]
 
 
 def _same_files(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> bool:

@@ -188,6 +188,27 @@ def test_a_hub_path_to_one_shard_leads_to_all() -> None:
     assert source_id(spec) == source_id({**spec, "path": "Q4/"})
 
 
+@pytest.mark.parametrize("given", [SHARDS, SHARDS[1:2], [f"m.gguf.{letter}" for letter in "ab"]])
+@pytest.mark.parametrize("own", [False, True])
+def test_a_model_of_ollama_is_one_file(desk: Desk, given: list[str], own: bool) -> None:
+    # C28: its store has one blob for a model; it neither pulls nor loads shards, and what to do instead is said.
+    files = [{"name": name} for name in given]
+    ollama = {"type": "ollama", "model": "qwen3:8b"}
+    options = {
+        "files": [{"name": "whole.gguf"}] if own else files,
+        "sources": [{"url": "http://h/"}, {**ollama, "files": files} if own else ollama],
+    }
+    _, faults = wanted_sets({"dest": str(desk.dest.parent), **options})
+    (fault,) = faults
+    assert (fault.code, fault.subject) == ("bad_argument", "source ollama:qwen3:8b")
+    assert "llama-gguf-split --merge" in fault.remedy
+    assert "llama-server" in fault.remedy
+    assert "twice" in fault.remedy
+    # The same source with its one file is as good as any other.
+    one = {**ollama, "files": [{"name": "whole.gguf"}]}
+    sets_of(desk, files=files, sources=[{"url": "http://h/"}, one])
+
+
 # -- raw parts ---------------------------------------------------------------------------------------------------------
 
 STYLES = [
