@@ -26,7 +26,7 @@ from pathlib import Path
 
 from tests.bench.download import peers
 from tests.bench.download.peers import Order, Run
-from tests.bench.download.servers import Paced, end_well, make_file, missing_programs, nginx
+from tests.bench.download.servers import Paced, end_well, find_program, make_file, missing_programs, nginx
 
 GIB = 1 << 30
 RAW = peers.ROOT / "docs" / "measurements" / "download.jsonl"
@@ -137,7 +137,7 @@ def machine() -> dict[str, object]:
 VERSIONS = {
     "curl": ["curl", "--version"],
     "aria2c": ["aria2c", "--version"],
-    "nginx": ["/usr/sbin/nginx", "-v"],
+    "nginx": [find_program("nginx"), "-v"],
     "ansible": [sys.executable, "-c", "import ansible.release as r; print(r.__version__)"],
 }
 

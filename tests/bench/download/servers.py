@@ -25,9 +25,14 @@ PACKAGES = {"nginx": "nginx", "curl": "curl", "aria2c": "aria2"}
 SENDFILE = 1 << 20
 
 
+def find_program(name: str) -> str:
+    """Its path (a user's PATH lacks /usr/sbin on Debian); the bare name where there is none."""
+    return shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") or name
+
+
 def missing_programs(*names: str) -> str | None:
     """What to install, or null when all are there."""
-    lacking = [name for name in names if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
+    lacking = [name for name in names if find_program(name) == name]
     if not lacking:
         return None
     packages = " ".join(PACKAGES[name] for name in lacking)
@@ -110,8 +115,7 @@ def nginx(root: Path, folder: Path, rate: int) -> Iterator[Nginx]:
     configuration = folder / "nginx.conf"
     user = "user root;" if os.geteuid() == 0 else ""
     configuration.write_text(CONFIGURATION.format(folder=folder, root=root, port=port, rate=rate, user=user))
-    program = shutil.which("nginx", path=f"{os.environ['PATH']}:/usr/sbin") or "nginx"
-    process = subprocess.Popen([program, "-e", str(folder / "error.log"), "-p", str(folder), "-c", str(configuration)])
+    process = subprocess.Popen([find_program("nginx"), "-e", str(folder / "error.log"), "-p", str(folder), "-c", str(configuration)])
     try:
         wait_for(port, process)
         yield Nginx(port, folder / "access.log")
