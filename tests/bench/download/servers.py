@@ -115,7 +115,9 @@ def nginx(root: Path, folder: Path, rate: int) -> Iterator[Nginx]:
     configuration = folder / "nginx.conf"
     user = "user root;" if os.geteuid() == 0 else ""
     configuration.write_text(CONFIGURATION.format(folder=folder, root=root, port=port, rate=rate, user=user))
-    process = subprocess.Popen([find_program("nginx"), "-e", str(folder / "error.log"), "-p", str(folder), "-c", str(configuration)])
+    process = subprocess.Popen(
+        [find_program("nginx"), "-e", str(folder / "error.log"), "-p", str(folder), "-c", str(configuration)]
+    )
     try:
         wait_for(port, process)
         yield Nginx(port, folder / "access.log")
