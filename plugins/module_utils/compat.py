@@ -593,6 +593,8 @@ ROWS: tuple[Row, ...] = (
         "needs room for the model twice",
         "ollama/ollama#5245, #8326",
         repairs=({"ollama": None, "llama_cpp": "0.4.0"}, {"shards": "1"}),
+        disputed="newer sources of Ollama deal with split files (server/images.go, pruneSplitGGUFLinkDirs); no release "
+        "with it is confirmed",
     ),
 )
 

@@ -49,7 +49,8 @@ options:
             goes to, goes on after an interruption, and is hashed when it is there. That needs no room elsewhere, but is slower than a
             server near the machine, and does not work in the background (C(async)).
           - V(ollama) is a model that Ollama has pulled. Its file is not copied but cloned or linked where the file system can. It is one file,
-            so a set of several is refused for it; O(sources[].files) names the one.
+            so a set of several is refused for it; O(sources[].files) names the one. What unfinished pulls have left in the store is a
+            warning, and never removed.
         type: str
         choices: [url, file, controller, huggingface, modelscope, ollama]
       url:
@@ -236,7 +237,7 @@ notes:
   - "The fault codes are: V(bad_argument), V(disk_full), V(dest_not_writable), V(source_unauthorized), V(hash_mismatch), V(size_mismatch),
     V(not_the_file), V(lfs_pointer), V(empty_file), V(source_missing), V(source_refused), V(source_unreachable), V(source_misbehaves),
     V(source_changed), V(checksum_missing), V(file_missing), V(file_corrupt), V(lock_invalid), V(lock_mismatch), V(not_locked); as
-    warnings V(unverified) and V(slow_storage)."
+    warnings V(unverified), V(slow_storage) and V(pull_unfinished)."
   - When a right hash was written wrong, the whole file that was refused is kept in C(.volta-transfer) and taken without a new download
     once the value is corrected.
 author:
@@ -442,6 +443,7 @@ from ansible_collections.volta.llm.plugins.module_utils.transfer.deliver import 
 from ansible_collections.volta.llm.plugins.module_utils.transfer.disk import Orphan, find_orphans, storage_warning
 from ansible_collections.volta.llm.plugins.module_utils.transfer.engine import Settings
 from ansible_collections.volta.llm.plugins.module_utils.transfer.lockfile import RENEW, read_lock
+from ansible_collections.volta.llm.plugins.module_utils.transfer.ollama_store import partials_left
 from ansible_collections.volta.llm.plugins.module_utils.transfer.request import (
     secrets_in,
     unproved,
@@ -639,6 +641,7 @@ def main() -> None:
         may_measure = not module.check_mode and (bool(results["changed"]) or params["verify"] == "full")
         slow = storage_warning(largest.parent, largest, results["size"], may_measure)
         report.faults += [slow] if slow is not None else []
+    report.faults += partials_left(params["sources"] or [])
     if params["lock"]:
         report.faults = [of_lock(fault) for fault in report.faults]
     if module._diff and results["changed"]:

@@ -126,6 +126,12 @@ CATALOGUE = Catalogue(
             "no SHA-256 given: only the size was checked",
         ),
         FaultKind(
+            "pull_unfinished",
+            "warning",
+            "Unfinished pulls have left partial blobs in Ollama's store. They are no models, and left alone.",
+            "/var/lib/ollama/models/blobs: 3 partial blobs of unfinished pulls take 41.3 GB",
+        ),
+        FaultKind(
             "slow_storage",
             "warning",
             "The files lie on a rotating disk or a network file system: loading the model takes long.",

@@ -11,12 +11,15 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ..faults import FaultError
+from ..faults import Fault, FaultError
 from .catalogue import fault
+from .engine import amount
 
 HOST, NAMESPACE, TAG = "registry.ollama.ai", "library", "latest"
 MODEL_LAYER = "application/vnd.ollama.image.model"
@@ -66,10 +69,10 @@ def find_blob(model: str, store: str | None = None, stores: Iterable[str] = STOR
         raise FaultError(
             fault("bad_argument", f"ollama {model}", "is no name of a model", "Write it as in `ollama list`: name:tag.")
         )
-    candidates = [store] if store else [os.environ.get("OLLAMA_MODELS") or "", *stores]
-    folder = next((Path(place) for place in candidates if place and (Path(place) / below).is_file()), None)
+    candidates = _candidates(store, stores)
+    folder = next((Path(place) for place in candidates if (Path(place) / below).is_file()), None)
     if folder is None:
-        looked = ", ".join(place for place in candidates if place)
+        looked = ", ".join(candidates)
         raise FaultError(
             fault(
                 "source_missing",
@@ -99,6 +102,38 @@ def find_blob(model: str, store: str | None = None, stores: Iterable[str] = STOR
             )
         )
     return Blob(path, size, digest[1])
+
+
+def _candidates(store: str | None, stores: Iterable[str]) -> list[str]:
+    """Where a store may be, in order."""
+    return [store] if store else [place for place in (os.environ.get("OLLAMA_MODELS") or "", *stores) if place]
+
+
+def partials_left(specs: Iterable[Mapping[str, Any]], stores: Iterable[str] = STORES) -> list[Fault]:
+    """A warning for each store that entries of the option C(sources) name, or leave to be found, and that holds what
+    unfinished pulls have left. It is for the operator to remove: a pull that runs needs it.
+    """
+    named = [
+        place for spec in specs if spec.get("type") == "ollama" for place in _candidates(spec.get("store"), stores)
+    ]
+    faults = []
+    for store in dict.fromkeys(named):
+        found = find_partials(store)
+        if not found.paths:
+            continue
+        count = len(found.paths)
+        blobs = Path(store, "blobs")
+        faults.append(
+            fault(
+                "pull_unfinished",
+                str(blobs),
+                f"{count} partial blob{'s' if count > 1 else ''} of unfinished pulls take {amount(found.size)}",
+                "`ollama pull` of the same model goes on with them. To be rid of them, when no pull runs: "
+                f"rm {shlex.quote(str(blobs))}/sha256-*-partial* (a restart of Ollama does the same, unless "
+                "OLLAMA_NOPRUNE is set).",
+            )
+        )
+    return faults
 
 
 def find_partials(store: str) -> Partials:

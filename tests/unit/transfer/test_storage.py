@@ -25,6 +25,7 @@ from ansible_collections.volta.llm.plugins.module_utils.transfer.ollama_store im
     find_blob,
     find_partials,
     manifest_path,
+    partials_left,
 )
 from ansible_collections.volta.llm.plugins.module_utils.transfer.sources import Source, source_of
 from ansible_collections.volta.llm.plugins.module_utils.transfer.store import Places
@@ -156,20 +157,57 @@ def test_a_store_that_does_not_have_it_gives_way_to_the_next_source(
     assert desk.dest.read_bytes() == CONTENT
 
 
+PARTIALS = ("-partial", "-partial-0", "-partial-12")
+
+
+def leave_partials(store: Path) -> list[Path]:
+    """As `ollama pull` does when it is broken off: the whole length at once, few of the bytes."""
+    folder = store / "blobs"
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"sha256-{'6' * 64}{ending}" for ending in PARTIALS]
+    for path in paths:
+        with path.open("wb") as handle:
+            handle.truncate(1 << 30)
+            handle.write(b"x" * 4096)
+    return paths
+
+
 def test_left_over_partials_are_counted_by_what_they_take(tmp_path: Path) -> None:
     # C30: they are no models, and sparse: their length says nothing.
     blob = store_with(tmp_path)
-    for ending in ("-partial", "-partial-0", "-partial-12"):
-        with (blob.parent / f"sha256-{'6' * 64}{ending}").open("wb") as handle:
-            handle.truncate(1 << 30)
-            handle.write(b"x" * 4096)
+    paths = leave_partials(tmp_path)
+    for no_partial in (f"sha256-{'6' * 63}-partial", f"sha256-{'6' * 64}-partial-x", f"sha256-{'7' * 64}"):
+        (blob.parent / no_partial).write_bytes(b"x")
     found = find_partials(str(tmp_path))
-    assert [path.name[-11:] for path in found.paths] == ["66-partial", "66-partial-0", "6-partial-12"] or len(
-        found.paths
-    ) == 3
-    assert 0 < found.size < 1 << 20
+    assert found.paths == tuple(sorted(paths))
+    assert found.size == sum(path.stat().st_blocks * 512 for path in paths)
+    assert 3 * 4096 <= found.size < 1 << 20
     assert find_blob("small:1b", str(tmp_path)).path == blob
     assert find_partials(str(tmp_path / "nothing")).paths == ()
+
+
+@pytest.mark.parametrize("named", ["by the source", "by the environment", "by nobody"])
+def test_left_over_partials_are_told_with_the_way_to_clean_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
+) -> None:
+    # C30: with count, bytes and place; nothing is removed.
+    store, other = tmp_path / "store", tmp_path / "other"
+    paths = leave_partials(store)
+    (other / "blobs").mkdir(parents=True)
+    monkeypatch.setenv("OLLAMA_MODELS", str(store) if named == "by the environment" else "")
+    spec: dict[str, str] = {"type": "ollama", "model": "small:1b"}
+    if named == "by the source":
+        spec["store"] = str(store)
+    places = [str(other), str(store)] if named == "by nobody" else [str(other)]
+    taken = sum(path.stat().st_blocks * 512 for path in paths)
+    (fault,) = partials_left([{"url": "http://h/"}, spec, spec], places)
+    assert (fault.code, fault.subject) == ("pull_unfinished", str(store / "blobs"))
+    assert fault.message == f"3 partial blobs of unfinished pulls take {taken / 1e6:.1f} MB"
+    assert f"rm {store}/blobs/sha256-*-partial*" in fault.remedy
+    assert "no pull runs" in fault.remedy
+    assert all(path.exists() for path in paths)
+    assert partials_left([{"url": "http://h/"}, {"file": str(store)}], [str(store)]) == []
+    assert partials_left([{**spec, "store": str(other)}], [str(store)]) == []
 
 
 def test_linking_over_an_old_link(tmp_path: Path) -> None:
