@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from ..boot import initramfs, modprobe
@@ -110,7 +110,7 @@ FAULTS = Catalogue(
         ),
         FaultKind(
             "driver_module_incomplete",
-            "error",
+            "critical",
             "Parts of the driver's modules are missing for the kernel that boots next.",
             "nvidia_uvm is missing for 6.8.0-60-generic",
         ),
@@ -128,7 +128,7 @@ FAULTS = Catalogue(
         ),
         FaultKind(
             "driver_module_stale",
-            "error",
+            "critical",
             "DKMS says that the installed module is not the one it built.",
             "nvidia/535.261.03 for 6.1.0-37-amd64: installed (WARNING! Diff between built and installed module!)",
         ),
@@ -214,6 +214,13 @@ VERDICTS = (
     "unknown",
     "ok",
 )
+
+#: What follows from other faults, by code: where one of these was found too, the remedy is theirs.
+CONSEQUENCES = {
+    "driver_not_loaded": ("driver_wrong_flavour", "driver_module_refused"),
+    "reboot_required": ("driver_wrong_flavour", "driver_module_refused"),
+    "gpu_init_failed": ("driver_wrong_flavour",),
+}
 
 _LIBRARY_FOLDERS = (
     "/usr/lib/x86_64-linux-gnu",
@@ -533,13 +540,24 @@ class _Findings:
     """Collects faults, and for each verdict the first reason and its commands."""
 
     def __init__(self) -> None:
-        self.faults: list[Fault] = []
+        self._faults: list[tuple[int, Fault]] = []
         self.verdicts: dict[str, tuple[str, list[str]]] = {}
 
     def add(self, code: str, subject: str, message: str, commands: Sequence[str], verdict: str | None = None) -> None:
-        self.faults.append(FAULTS.fault(code, subject, message, "; ".join(commands)))
+        rank = len(VERDICTS) if verdict is None else VERDICTS.index(verdict)
+        self._faults.append((rank, FAULTS.fault(code, subject, message, "; ".join(commands))))
         if verdict is not None and verdict not in self.verdicts:
             self.verdicts[verdict] = (message, list(commands))
+
+    def in_order(self) -> list[Fault]:
+        """What has to be done first comes first; what follows from another fault points to it."""
+        codes = {fault.code for _, fault in self._faults}
+        shown = []
+        for _, fault in sorted(self._faults, key=lambda item: item[0]):
+            causes = [code for code in CONSEQUENCES.get(fault.code, ()) if code in codes]
+            first = f"comes of {' and '.join(causes)}: mend that first, then run this again"
+            shown.append(replace(fault, remedy=first) if causes else fault)
+        return by_severity(shown)
 
 
 def judge(state: DriverState) -> Judgement:
@@ -572,11 +590,11 @@ def judge(state: DriverState) -> Judgement:
     for verdict in VERDICTS:
         if verdict in found.verdicts:
             reason, remedy = found.verdicts[verdict]
-            return Judgement(verdict, reason, remedy, by_severity(found.faults))
+            return Judgement(verdict, reason, remedy, found.in_order())
     reason = f"driver {state.loaded.version} is loaded and installed"
     if state.unknown:
         reason = f"driver {state.loaded.version} is loaded; not known: {', '.join(state.unknown)}"
-    return Judgement("ok", reason, [], by_severity(found.faults))
+    return Judgement("ok", reason, [], found.in_order())
 
 
 def _judge_packages(state: DriverState, found: _Findings) -> None:
@@ -877,7 +895,15 @@ def _judge_secure_boot(state: DriverState, found: _Findings) -> None:
             enroll,
             "enroll_key",
         )
-        found.verdicts.pop("load_module", None)
+    elif state.module_next is not None and state.module_next.signed is False and "reboot_required" in found.verdicts:
+        found.add(
+            "driver_module_refused",
+            "nvidia module",
+            f"Secure Boot is on and the nvidia module for {state.module_next.kernel} is not signed: the next boot "
+            "would be without a driver",
+            enroll,
+            "enroll_key",
+        )
     elif state.module_next is not None and state.module_next.signed is False:
         found.add(
             "driver_module_unsigned",

@@ -559,6 +559,16 @@ def test_a22_signed_with_a_key_that_is_not_enrolled(machine):
     assert "signed with a key that is not trusted" in judgement.reason
 
 
+def test_a_reboot_into_an_unsigned_module_is_no_remedy(machine):
+    """A newer module waits for the boot, and Secure Boot would refuse it there."""
+    secure_boot_on(machine)
+    _, judgement = machine.gpu(bound="nvidia").loaded("535.183.01").library("535.261.03").module("535.261.03").judged()
+    assert judgement.verdict == "enroll_key"
+    assert codes(judgement) == ["driver_module_refused", "reboot_required"]
+    assert "mokutil" in judgement.faults[0].remedy
+    assert judgement.faults[1].remedy != "reboot"
+
+
 def test_signed_and_loaded_under_secure_boot_is_ok(machine):
     secure_boot_on(machine)
     machine.gpu(bound="nvidia").loaded("535.183.01").library("535.183.01")
