@@ -617,7 +617,7 @@ def main() -> None:
         wanted = next(files for files in sets if [item.dest for item in files] == [out.dest for out in report.files])
         report.faults.insert(0, exc.fault)
     results = summary(params["dest"], list(wanted), report, time.monotonic() - begun)
-    present = [item.dest for item in wanted if item.dest.exists()]
+    present = [item.dest for item in wanted if item.dest.is_file()]
     for dest in present:
         if dest.stat().st_nlink > 1:
             # The same file as a store's own: its owner and mode are the store's.

@@ -9,6 +9,7 @@ of them came from one source. Sources with other files than the others make sets
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import threading
@@ -163,6 +164,8 @@ class Delivery:
         self._prepare = prepare
         self._progress_file = progress_file
         self._progress = Progress(progress_file, None)
+        #: Why files that are there cannot be read, by index.
+        self._unreadable: dict[int, str] = {}
         self.report = Report([Delivered(item.dest) for item in wanted])
 
     # -- looking ----------------------------------------------------------------------------------------------------
@@ -179,16 +182,21 @@ class Delivery:
 
     def predict(self) -> Report:
         """What a run would do, without doing it: ``changed`` for each file. May read files, writes nothing."""
+        self._refuse_folders()
+        with self._disk_troubles():
+            self._predict()
+        return self._finish()
+
+    def _predict(self) -> None:
         if self._full or not self.proved():
             for item, outcome in self._pending():
                 if self._full or self._proof(item) is None:
-                    digest = _hash_file(item.dest) if _size_of(item.dest) is not None else None
+                    digest = _read_hash(item.dest)[0] if _size_of(item.dest) is not None else None
                     outcome.sha256, outcome.size = digest, _size_of(item.dest)
                     outcome.right = digest is not None and _right(self._known(item), outcome.size, digest)
                     outcome.changed = not outcome.right
                 else:
                     outcome.right = True
-        return self._finish()
 
     def _proof(self, item: Wanted) -> Stamp | None:
         """The stamp, if it fits the file and the file is what is wanted."""
@@ -216,9 +224,25 @@ class Delivery:
 
     def run(self) -> Report:
         """Deliver. Raises FaultError with the one fault that ends it; several sources' faults are in the report."""
+        with self._disk_troubles():
+            return self._run()
+
+    @contextmanager
+    def _disk_troubles(self) -> Iterator[None]:
+        """Whatever the disk would not give or take, of the files or the small ones beside them, as a fault."""
+        try:
+            yield
+        except (TimeoutError, ConnectionError):
+            raise
+        except OSError as exc:
+            place = str(exc.filename or self._wanted[0].dest.parent)
+            raise _not_written(place, "cannot be read or written", exc) from exc
+
+    def _run(self) -> Report:
         if not self._full and self.proved():
             self._forget_rejected()
             return self._finish()
+        self._refuse_folders()
         self._make_folders()
         with self._locked():
             if not self._full and self.proved():
@@ -229,6 +253,18 @@ class Delivery:
             if not self.report.faults:
                 self._forget_rejected()
         return self._finish()
+
+    def _refuse_folders(self) -> None:
+        for item in self._wanted:
+            if item.dest.is_dir():
+                raise FaultError(
+                    fault(
+                        "dest_not_writable",
+                        str(item.dest),
+                        "is a folder, and a file is to have this name",
+                        "Move it out of the way, or give the file another name.",
+                    )
+                )
 
     def _forget_rejected(self) -> None:
         """What was refused is of no use once the right file is there."""
@@ -243,13 +279,17 @@ class Delivery:
         for index in missing:
             item, outcome = self._wanted[index], self.report.files[index]
             stamp = read_stamp(Places(item.dest).stamp)
-            if stamp is None or outcome.sha256 is None:
+            unreadable = self._unreadable.get(index)
+            if unreadable is None and (stamp is None or outcome.sha256 is None):
                 continue
+            before = stamp.sha256 if stamp is not None else None
             self.report.faults.append(
                 fault(
                     "file_corrupt",
                     str(item.dest),
-                    f"its SHA-256 is {outcome.sha256}, it was {stamp.sha256} when it was verified",
+                    f"cannot be read: {unreadable}"
+                    if unreadable is not None
+                    else f"its SHA-256 is {outcome.sha256}, it was {before} when it was verified",
                     "Check the disk (smartctl, dmesg), then allow `refetch`: the file is set aside and fetched again.",
                 )
             )
@@ -278,14 +318,7 @@ class Delivery:
                 folder.parent.mkdir(parents=True, exist_ok=True)
                 folder.mkdir(mode=0o755, exist_ok=True)
             except OSError as exc:
-                raise FaultError(
-                    fault(
-                        "dest_not_writable",
-                        str(folder.parent),
-                        f"cannot be made or written: {exc.strerror}",
-                        "Check the path, its owner and mode, or run with become.",
-                    )
-                ) from exc
+                raise _not_written(str(folder.parent), "cannot be made or written", exc) from exc
             for parent in created:
                 self._prepare(parent)
 
@@ -307,14 +340,7 @@ class Delivery:
                 try:
                     waited = lock.acquire(waiting)
                 except OSError as exc:
-                    raise FaultError(
-                        fault(
-                            "dest_not_writable",
-                            str(places.lock),
-                            f"cannot be opened: {exc.strerror}",
-                            "Check its owner and mode, or run with become.",
-                        )
-                    ) from exc
+                    raise _not_written(str(places.lock), "cannot be opened", exc) from exc
                 stack.callback(lock.release)
                 self.report.waited = self.report.waited or waited
             shared = Places(ordered[0].dest).progress
@@ -339,6 +365,9 @@ class Delivery:
             item, outcome = self._wanted[index], self.report.files[index]
             stat = item.dest.stat()
             outcome.size, outcome.sha256 = stat.st_size, digest
+            if digest is None:
+                missing.append(index)
+                continue
             known = self._known(item)
             wrong = _fault_within(item.dest, item.dest.name, str(item.dest), known.sha256)
             if _right(known, stat.st_size, digest) and (known.sha256 or wrong is None):
@@ -352,8 +381,8 @@ class Delivery:
                 missing.append(index)
         return sorted(missing)
 
-    def _hash_present(self, indices: list[int]) -> Iterator[tuple[int, str]]:
-        """Hash files side by side, one a core."""
+    def _hash_present(self, indices: list[int]) -> Iterator[tuple[int, str | None]]:
+        """Hash files side by side, one a core; null for one that the disk does not give back."""
         if not indices:
             return
         progress = self._progress
@@ -369,8 +398,11 @@ class Delivery:
                 progress.update(done)
 
         with ThreadPoolExecutor(min(len(indices), os.cpu_count() or 1)) as pool:
-            digests = pool.map(lambda index: _hash_file(self._wanted[index].dest, note), indices)
-            yield from zip(indices, digests, strict=True)
+            found = pool.map(lambda index: _read_hash(self._wanted[index].dest, note), indices)
+            for index, (digest, problem) in zip(indices, found, strict=True):
+                if problem is not None:
+                    self._unreadable[index] = problem
+                yield index, digest
 
     def _check_space(self, number: int, missing: list[int]) -> None:
         """Room for what is still missing, with a margin, on the file system it goes to."""
@@ -697,10 +729,7 @@ class Delivery:
                         "source_missing", source.label, f"cannot be read: {exc.strerror}", "Check path and permissions."
                     )
                 ) from exc
-            code = "disk_full" if exc.errno in (28, 122) else "dest_not_writable"
-            raise FaultError(
-                fault(code, str(places.part), f"cannot be written: {exc.strerror}", "Make room or check permissions.")
-            ) from exc
+            raise _not_written(str(places.part), "cannot be written", exc) from exc
         return Fetched(done, digest.hexdigest(), 0, 0, {})
 
     # -- places -----------------------------------------------------------------------------------------------------
@@ -713,20 +742,14 @@ class Delivery:
             if not outcome.linked:
                 ready.chmod(0o644)
                 self._prepare(ready)
-            outcome.set_aside = self._set_aside(places, item, outcome.sha256)
+            found = "" if index in self._unreadable else outcome.sha256
+            outcome.set_aside = self._set_aside(places, item, found)
             stat = ready.stat()
             Stamp.of(stat, fetched.sha256, source.label, _proved(item, outcome)).write(places.stamp)
             ready.replace(item.dest)
             sync_folder(item.dest.parent)
         except OSError as exc:
-            raise FaultError(
-                fault(
-                    "dest_not_writable",
-                    str(item.dest),
-                    f"the verified file cannot be put there: {exc.strerror}",
-                    "Correct the cause and run again: nothing has to be fetched again.",
-                )
-            ) from exc
+            raise _not_written(str(item.dest), "the verified file cannot be put there", exc) from exc
         remove(places.state, places.rejected, places.linked)
         remove(*(PartPlaces(part.dest, places).state for part in item.parts))
         if ready != places.part:
@@ -897,6 +920,30 @@ def _hash_file(path: Path, note: Callable[[int], None] = lambda count: None) -> 
             digest.update(buffer[:count])
             note(count)
     return digest.hexdigest()
+
+
+def _read_hash(path: Path, note: Callable[[int], None] = lambda count: None) -> tuple[str | None, str | None]:
+    """(SHA-256, null) of a file, or (null, why) where the disk does not give it back. OSError for anything else."""
+    try:
+        return _hash_file(path, note), None
+    except OSError as exc:
+        if exc.errno not in (errno.EIO, errno.EUCLEAN, errno.ENODATA):
+            raise
+        return None, exc.strerror
+
+
+def _not_written(place: str, what: str, exc: OSError) -> FaultError:
+    """A disk that is full, or a place that may not be written, as one fault; what has come stays."""
+    full = exc.errno in (errno.ENOSPC, errno.EDQUOT)
+    remedy = "Make room on that file system" if full else "Check owner, mode and mount of the place, or run with become"
+    return FaultError(
+        fault(
+            "disk_full" if full else "dest_not_writable",
+            place,
+            f"{what}: {exc.strerror or exc}",
+            f"{remedy}, and run again: what has been fetched is used.",
+        )
+    )
 
 
 def _free(folder: Path) -> int:

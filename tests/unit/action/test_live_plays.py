@@ -188,6 +188,17 @@ def test_a_failure_is_the_modules_own(site: Site, stage: Stage) -> None:
     assert stage.leftovers() == []
 
 
+@pytest.mark.parametrize("option", ["--diff", "--check"])
+def test_a_folder_under_a_file_s_name_is_refused_and_left_as_it_is(site: Site, stage: Stage, option: str) -> None:
+    in_the_way = stage.dest.parent / "model.gguf"
+    in_the_way.mkdir(parents=True, mode=0o751)
+    files = [{"name": "model.gguf", "url": site.url(URL), "sha256": SHA256}]
+    options = {"dest": str(stage.dest.parent), "files": files, "mode": "0640"}
+    play = stage.run([{"name": "download", "volta.llm.model_download": options, "ignore_errors": True}], option)
+    assert [fault["code"] for fault in play.results["download"]["faults"]] == ["dest_not_writable"]
+    assert in_the_way.stat().st_mode & 0o777 == 0o751
+
+
 def test_check_mode_runs_plainly(site: Site, stage: Stage) -> None:
     play = stage.run([download(stage, site.url(URL))], "--check")
     assert play.rc == 0

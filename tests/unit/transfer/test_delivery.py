@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -13,11 +14,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from ansible_collections.volta.llm.plugins.module_utils.faults import FaultError
 from ansible_collections.volta.llm.plugins.module_utils.progress import read_progress
+from ansible_collections.volta.llm.plugins.module_utils.transfer import deliver as deliver_module
 from ansible_collections.volta.llm.plugins.module_utils.transfer.deliver import Delivery, Wanted
 from ansible_collections.volta.llm.plugins.module_utils.transfer.sources import Source
 from ansible_collections.volta.llm.plugins.module_utils.transfer.store import Lock, Places, Ranges, State
@@ -309,6 +312,97 @@ def test_a_part_that_cannot_be_opened(site: Site, desk: Desk) -> None:
         desk.order(site.url("/model.gguf"))
     assert error.value.fault.code == "dest_not_writable"
     assert "directory" in error.value.fault.message.lower()
+
+
+@pytest.mark.parametrize(
+    ("trouble", "code"),
+    [
+        (errno.EACCES, "dest_not_writable"),
+        (errno.EROFS, "dest_not_writable"),
+        (errno.EPERM, "dest_not_writable"),
+        (errno.ENOSPC, "disk_full"),
+        (errno.EDQUOT, "disk_full"),
+    ],
+)
+def test_a_rename_that_fails_is_told_as_what_it_is_and_costs_no_download(
+    site: Site, desk: Desk, monkeypatch: pytest.MonkeyPatch, trouble: int, code: str
+) -> None:
+    # C06: the whole file lies there without its name; not a second request, but the reason.
+    rename = Path.replace
+
+    def refused(self: Path, target: Path) -> Path:
+        if target == desk.dest:
+            raise OSError(trouble, os.strerror(trouble), str(self), None, str(target))
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "replace", refused)
+    with pytest.raises(FaultError) as caught:
+        desk.order(site.url(URL))
+    fault = caught.value.fault
+    assert (fault.code, fault.subject) == (code, str(desk.dest))
+    assert os.strerror(trouble) in fault.message
+    assert not desk.dest.exists()
+    monkeypatch.undo()
+    asked = len(site.asked)
+    report = desk.order(site.url(URL), size=len(CONTENT))
+    assert (report.files[0].fetched, report.files[0].changed) == (0, True)
+    assert len(site.asked) == asked
+    assert desk.dest.read_bytes() == CONTENT
+    assert desk.leftovers == {"model.gguf", "model.gguf.stamp.json"}
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_folder_under_a_file_s_name(site: Site, desk: Desk, full: bool) -> None:
+    desk.dest.mkdir()
+    (desk.dest / "kept").write_text("someone's")
+    with pytest.raises(FaultError) as caught:
+        desk.order(site.url(URL), full=full)
+    assert (caught.value.fault.code, caught.value.fault.subject) == ("dest_not_writable", str(desk.dest))
+    assert "folder" in caught.value.fault.message
+    assert site.asked == []
+    assert (desk.dest / "kept").exists()
+    with pytest.raises(FaultError):
+        Delivery([Wanted(desk.dest, None, SHA256, ())], desk.settings).predict()
+
+
+@pytest.mark.parametrize("refetch", [True, False])
+def test_a_file_that_the_disk_no_longer_reads(
+    site: Site, desk: Desk, monkeypatch: pytest.MonkeyPatch, refetch: bool
+) -> None:
+    desk.order(site.url(URL))
+    hash_file = deliver_module._hash_file
+
+    def unreadable(path: Path, note: Callable[[int], None] = lambda count: None) -> str:
+        if path == desk.dest:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return hash_file(path, note)
+
+    monkeypatch.setattr(deliver_module, "_hash_file", unreadable)
+    wanted = [Wanted(desk.dest, None, SHA256, (Source(url=site.url(URL)),))]
+    assert Delivery(wanted, desk.settings, full=True).predict().files[0].changed
+    report = Delivery(wanted, desk.settings, full=True, refetch=refetch).run()
+    if refetch:
+        assert report.faults == []
+        assert report.files[0].changed
+        assert report.files[0].set_aside == str(desk.dest) + ".corrupt"
+        assert desk.dest.read_bytes() == CONTENT
+        return
+    (fault,) = report.faults
+    assert fault.code == "file_corrupt"
+    assert "Input/output error" in fault.message
+    assert desk.dest.exists()
+
+
+def test_a_small_file_that_the_disk_does_not_take_is_a_fault(site: Site, desk: Desk) -> None:
+    desk.order(site.url(URL))
+    os.utime(desk.dest)
+    stamp = Places(desk.dest).stamp
+    in_the_way = stamp.with_name(stamp.name + ".new")
+    in_the_way.mkdir()
+    with pytest.raises(FaultError) as caught:
+        desk.order(site.url(URL))
+    assert (caught.value.fault.code, caught.value.fault.subject) == ("dest_not_writable", str(in_the_way))
+    assert desk.dest.read_bytes() == CONTENT
 
 
 def test_a_folder_that_cannot_be_made(site: Site, desk: Desk) -> None:

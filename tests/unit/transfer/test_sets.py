@@ -8,12 +8,16 @@ import hashlib
 import json
 import os
 import random
-from collections.abc import Callable, Sequence
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible_collections.volta.llm.plugins.module_utils.faults import FaultError
+from ansible_collections.volta.llm.plugins.module_utils.transfer import deliver as deliver_module
 from ansible_collections.volta.llm.plugins.module_utils.transfer.deliver import Delivery, Report, Wanted, deliver_first
 from ansible_collections.volta.llm.plugins.module_utils.transfer.lockfile import Lock, gather, read_lock
 from ansible_collections.volta.llm.plugins.module_utils.transfer.raw_parts import missing_parts, raw_part
@@ -25,6 +29,7 @@ from tests.unit.gguf.build import real
 from tests.unit.transfer.conftest import CONTENT, SHA256, Desk
 from tests.unit.transfer.site import Exchange, Site
 
+ROOT = Path(__file__).parents[3]
 HASH = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
 COMMIT = "5c1f0a7d6c7a7f0d1c6a6b9c5d3e2f1a0b9c8d7e"
 SHARDS = [f"m-{number:05d}-of-00003.gguf" for number in (1, 2, 3)]
@@ -542,47 +547,121 @@ def test_a_host_declared_unreachable_is_not_asked(site: Site, desk: Desk) -> Non
 # -- what lies around --------------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_written_but_in_the_destination(
-    site: Site, desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # C32: no cache of a hub's own tool on another file system.
+WRITES = """
+import json, os, sys
+written = []
+def note(event, args):
+    if event == "open" and args[2] and args[2] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+        written.append(os.fsdecode(args[0]) if not isinstance(args[0], int) else "")
+    elif event in ("os.mkdir", "os.rename", "os.link", "os.symlink", "os.truncate"):
+        written.extend(os.fsdecode(path) for path in args[:2] if isinstance(path, (str, bytes, os.PathLike)))
+sys.dont_write_bytecode = True
+sys.addaudithook(note)
+from ansible_collections.volta.llm.plugins.module_utils.transfer.deliver import Delivery
+from ansible_collections.volta.llm.plugins.module_utils.transfer.engine import Settings
+from ansible_collections.volta.llm.plugins.module_utils.transfer.request import wanted_files
+wanted, faults = wanted_files(json.loads(sys.argv[1]))
+report = Delivery(wanted, Settings()).run()
+print(json.dumps([report.files[0].changed, sorted({os.path.abspath(path) for path in written if path})]))
+"""
+
+
+@pytest.mark.parametrize("kind", ["huggingface", "modelscope", "url"])
+def test_nothing_is_written_but_in_the_destination(site: Site, tmp_path: Path, kind: str) -> None:
+    # C32: no cache of a hub's own tool on another file system, whatever the environment names. Seen by the interpreter
+    # itself, so that it does not matter where a cache would be.
+    dest = tmp_path / "models" / "model.gguf"
     home = tmp_path / "home"
     home.mkdir()
-    for name in ("HOME", "HF_HOME", "HF_XET_CACHE", "XDG_CACHE_HOME", "TMPDIR"):
-        monkeypatch.setenv(name, str(home))
     hub_of(site, {"model.gguf": CONTENT})
-    spec = {"type": "huggingface", "repo": "org/name", "endpoint": site.url("")}
-    report = desk.order(sha256=SHA256, sources=(source_of(spec, "model.gguf", {}),))
-    assert report.files[0].changed
+    if kind == "url":
+        site.files["/model.gguf"], site.script = CONTENT, Exchange.proper
+    spec = {"url": {"url": site.url("/model.gguf")}}.get(
+        kind, {"type": kind, "repo": "org/name", "endpoint": site.url("")}
+    )
+    names = ("HOME", "HF_HOME", "HF_XET_CACHE", "XDG_CACHE_HOME", "MODELSCOPE_CACHE", "TMPDIR")
+    done = subprocess.run(
+        [sys.executable, "-c", WRITES, json.dumps({"dest": str(dest), "sha256": SHA256, "sources": [spec]})],
+        env={**os.environ, "PYTHONPATH": str(ROOT / ".collections"), **{name: str(home) for name in names}},
+        cwd=home,
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    changed, written = json.loads(done.stdout)
+    assert changed
+    assert str(dest) + ".part" in written
+    assert [path for path in written if not Path(path).is_relative_to(dest.parent)] == []
     assert list(home.rglob("*")) == []
     assert {path.name for path in tmp_path.iterdir()} == {"models", "home"}
 
 
-def test_room_is_looked_for_on_each_file_system(
-    site: Site, desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # C32: what is still missing, with a margin, where it goes.
-    from ansible_collections.volta.llm.plugins.module_utils.transfer import deliver as module
-
-    other = Path("/dev/shm") / f"volta-test-{os.getpid()}"
-    other.mkdir()
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> Iterator[Path]:
+    """A folder on another file system than the test's own."""
+    folder = Path("/dev/shm") / f"volta-test-{os.getpid()}"
+    folder.mkdir()
     try:
-        asked = []
-        monkeypatch.setattr(module, "_free", lambda folder: asked.append(folder) or 0)
-        wanted = [
-            Wanted(place / "model.gguf", 1000, SHA256, (source_of({"url": site.url("/m")}, "m", {}),))
-            for place in (desk.dest.parent, other)
-        ]
-        with pytest.raises(FaultError):
-            Delivery(wanted, desk.settings).run()
-        assert desk.dest.parent in asked
-        devices = {folder.stat().st_dev for folder in (desk.dest.parent, other)}
-        assert len(devices) == 1 or other.stat().st_dev not in {p.stat().st_dev for p in asked} or other in asked
-        assert site.asked == []
+        if folder.stat().st_dev == tmp_path.stat().st_dev:
+            pytest.skip("the temporary folder lies on the file system of /dev/shm: there is no second one")
+        yield folder
     finally:
-        for path in sorted(other.rglob("*"), reverse=True):
-            path.rmdir() if path.is_dir() else path.unlink()
-        other.rmdir()
+        shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize("short", ["first", "second", None])
+def test_room_is_looked_for_on_each_file_system(
+    site: Site, desk: Desk, elsewhere: Path, monkeypatch: pytest.MonkeyPatch, short: str | None
+) -> None:
+    # C32: where one of two is too small, that one is named, and nothing is fetched to the other either.
+    places = {"first": desk.dest.parent, "second": elsewhere}
+    free = {place.stat().st_dev: 10**9 for place in places.values()}
+    if short is not None:
+        free[places[short].stat().st_dev] = 0
+    monkeypatch.setattr(deliver_module, "_free", lambda folder: free[folder.stat().st_dev])
+    site.files = {"/m": CONTENT}
+    source = source_of({"url": site.url("/m")}, "m", {})
+    wanted = [Wanted(place / "model.gguf", len(CONTENT), SHA256, (source,)) for place in places.values()]
+    if short is None:
+        assert Delivery(wanted, desk.settings).run().faults == []
+        return
+    with pytest.raises(FaultError) as caught:
+        Delivery(wanted, desk.settings).run()
+    assert (caught.value.fault.code, caught.value.fault.subject) == ("disk_full", str(places[short]))
+    assert site.asked == []
+
+
+@pytest.mark.parametrize(
+    ("there", "free", "fits"),
+    [
+        # Each of three would fit by itself: it is the sum that counts, and a margin with it.
+        (0, 3 * len(CONTENT), False),
+        (0, 3 * len(CONTENT) + (16 << 20) - 1, False),
+        (0, 3 * len(CONTENT) + (16 << 20), True),
+        # What an earlier run has brought is not missing.
+        (1 << 20, 3 * len(CONTENT) - (1 << 20) + (16 << 20), True),
+        (1 << 20, 3 * len(CONTENT) - (1 << 20) + (16 << 20) - 1, False),
+    ],
+)
+def test_room_is_needed_for_all_that_is_missing_with_a_margin(
+    site: Site, desk: Desk, monkeypatch: pytest.MonkeyPatch, there: int, free: int, fits: bool
+) -> None:
+    # C32
+    monkeypatch.setattr(deliver_module, "_free", lambda folder: free)
+    site.files = {f"/{name}": CONTENT for name in SHARDS}
+    files = [{"name": name, "size": len(CONTENT), "sha256": SHA256} for name in SHARDS]
+    (wanted,) = sets_of(desk, files=files, sources=[{"url": site.url("/")}])
+    if there:
+        part = Places(wanted[0].dest).part
+        part.write_bytes(CONTENT[:there])
+        assert part.stat().st_blocks * 512 == there
+    if fits:
+        assert deliver(desk, [wanted]).faults == []
+        return
+    with pytest.raises(FaultError) as caught:
+        deliver(desk, [wanted])
+    assert caught.value.fault.code == "disk_full"
+    assert site.asked == []
 
 
 def test_a_full_disk_names_what_nobody_needs(site: Site, desk: Desk) -> None:
