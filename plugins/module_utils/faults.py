@@ -43,6 +43,12 @@ DISK_FULL = FaultKind(
     "A file system has no room for what is still to be written.",
     "/srv/models: 107 GB are missing, 80.1 GB are free",
 )
+DRIVER_PACKAGES_BROKEN = FaultKind(
+    "driver_packages_broken",
+    "critical",
+    "dpkg stopped in the middle of a driver or kernel package; every later apt run fails.",
+    "nvidia-dkms-535 535.183.01-0ubuntu1 is half-configured",
+)
 PORT_TAKEN = FaultKind(
     "port_taken",
     "critical",

@@ -21,6 +21,11 @@ options:
   kernel:
     description: Release of the kernel, such as V(5.15.0-91-generic).
     type: str
+  require_driver:
+    description:
+      - Whether it is a fault that no installed kernel has an nvidia module (C(no_kernel_with_driver)). Without it nothing is done then.
+    type: bool
+    default: true
   sysroot:
     description: Folder below which the running kernel, boot menu and kernel modules are read. C(grub-reboot) is the machine's own.
     type: path
@@ -75,12 +80,18 @@ from ansible_collections.volta.llm.plugins.module_utils.results import finish
 
 def main() -> None:
     module = VoltaModule(
-        argument_spec={**SYSROOT, "kernel": {"type": "str"}, "timeout": {"type": "float", "default": 30.0}},
+        argument_spec={
+            **SYSROOT,
+            "kernel": {"type": "str"},
+            "require_driver": {"type": "bool", "default": True},
+            "timeout": {"type": "float", "default": 30.0},
+        },
         supports_check_mode=True,
     )
     given = module.params
     machine = Machine(given["sysroot"], given["timeout"])
-    outcome = boot_once(Machine("/", given["timeout"]), machine, given["kernel"] or None, module.check_mode)
+    system = Machine("/", given["timeout"])
+    outcome = boot_once(system, machine, given["kernel"] or None, module.check_mode, given["require_driver"])
     results = {"kernel": outcome.kernel, "entry": outcome.entry, "kernels": outcome.before.as_dict()}
     if outcome.changed:
         results["diff"] = {"before": f"{outcome.before.next}\n", "after": f"{outcome.kernel}\n"}

@@ -25,8 +25,11 @@ class Outcome:
     faults: list[Fault] = field(default_factory=list)
 
 
-def choose(machine: Machine, found: Kernels, wanted: str | None) -> str | None:
-    """The kernel to boot: the one asked for, else the former one. Null where the next boot is right as it is."""
+def choose(machine: Machine, found: Kernels, wanted: str | None, require: bool = True) -> str | None:
+    """The kernel to boot: the one asked for, else the former one. Null where the next boot is right as it is.
+
+    Without ``require`` it is right too where no kernel has a driver.
+    """
     if wanted:
         if wanted not in found.installed:
             raise FaultError(
@@ -45,6 +48,8 @@ def choose(machine: Machine, found: Kernels, wanted: str | None) -> str | None:
         return found.running
     if having:
         return having[0]
+    if not require:
+        return None
     raise FaultError(
         CATALOGUE.fault(
             "no_kernel_with_driver",
@@ -55,12 +60,12 @@ def choose(machine: Machine, found: Kernels, wanted: str | None) -> str | None:
     )
 
 
-def boot_once(system: Machine, machine: Machine, wanted: str | None, check: bool) -> Outcome:
+def boot_once(system: Machine, machine: Machine, wanted: str | None, check: bool, require: bool = True) -> Outcome:
     """Tell GRUB to boot it once; ``machine`` is read, ``system`` runs grub-reboot."""
     found = kernels(machine)
     outcome = Outcome(None, before=found)
     try:
-        outcome.kernel = choose(machine, found, wanted)
+        outcome.kernel = choose(machine, found, wanted, require)
         if outcome.kernel is None:
             return outcome
         outcome.entry = entry_ids(machine, outcome.kernel)

@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
-from ..faults import Catalogue, FaultKind
+from ..faults import DRIVER_PACKAGES_BROKEN, Catalogue, FaultKind
 from ..preflight.catalogue import CATALOGUE as PREFLIGHT
 
 CATALOGUE = Catalogue(
     "packages (apt_simulate, apt_hold)",
     [
         PREFLIGHT.kinds["apt_missing"],
+        DRIVER_PACKAGES_BROKEN,
         FaultKind(
             "apt_broken_packages",
             "critical",
@@ -98,8 +99,8 @@ CATALOGUE = Catalogue(
         FaultKind(
             "kernel_without_driver",
             "critical",
-            "A kernel was installed beside the running one, and the driver has no module for it.",
-            "6.8.0-60-generic boots next (running: 5.15.0-91-generic), and no nvidia module is on disk for it",
+            "The driver has no module for a kernel beside the running one, or for the running one and another has it.",
+            "5.15.0-91-generic runs, 6.8.0-60-generic boots next, and no nvidia module is on disk for 6.8.0-60-generic",
         ),
         FaultKind(
             "kernel_changes_at_boot",

@@ -11,10 +11,11 @@ from typing import Any
 
 from ..faults import Fault
 from ..machine import Completed, Machine
-from ..nvidia import modinfo
+from ..nvidia import dkms, modinfo
 from ..nvidia.kernels import Kernels, kernels
 from . import kernel_set, status
 from .catalogue import CATALOGUE
+from .grub import entry_ids
 from .kernel_set import KernelSet
 from .names import Names, is_plain
 from .status import Installed
@@ -57,7 +58,7 @@ def resolve(machine: Machine, installed: Sequence[Installed], wanted: Wanted) ->
     if "kernel" in wanted.sets:
         found.kernels = kernels(machine)
         found.kernel_set = kernel_set.kernel_set(installed)
-        found.kernel, found.faults = _kernel(machine, found, wanted.held)
+        found.kernel, found.faults = _kernel(machine, installed, found, wanted.held)
         found.kernel = sorted({*found.kernel, *kernel_set.prebuilt_set(installed)})
         names |= set(found.kernel)
     if "driver" in wanted.sets:
@@ -69,7 +70,9 @@ def resolve(machine: Machine, installed: Sequence[Installed], wanted: Wanted) ->
     return found
 
 
-def _kernel(machine: Machine, found: Resolved, held: bool) -> tuple[list[str], list[Fault]]:
+def _kernel(
+    machine: Machine, installed: Sequence[Installed], found: Resolved, held: bool
+) -> tuple[list[str], list[Fault]]:
     """Metas and every release but one without a driver, which is to be taken away again; released is all of it."""
     modules: dict[str, bool] = {}
 
@@ -83,7 +86,18 @@ def _kernel(machine: Machine, found: Resolved, held: bool) -> tuple[list[str], l
         set(kernel_set.intruders(found.kernels, found.kernel_set, has_module)) if held and found.driver else set()
     )
     shared = {name for release, names in releases.items() if release not in left_out for name in names}
-    faults = kernel_set.judge(found.kernels, found.kernel_set, has_module, bool(found.driver)) if held else []
+    faults = (
+        kernel_set.judge(
+            found.kernels,
+            installed,
+            has_module,
+            bool(found.driver),
+            lambda release: entry_ids(machine, release),
+            lambda release: dkms.what_the_build_said(machine, release),
+        )
+        if held
+        else []
+    )
     return sorted({*found.kernel_set.metas, *shared}), faults
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ..faults import Fault
 from ..nvidia import packages
@@ -161,6 +161,120 @@ def _leads(package: Installed, metas: Iterable[str]) -> bool:
     return False
 
 
+def dependents(installed: Sequence[Installed], names: Iterable[str]) -> list[Installed]:
+    """What is installed and could not be any more without these, by full names: first the nearest."""
+    gone = set(names)
+    there = {package.name for package in installed}
+    found: list[Installed] = []
+
+    def needs(package: Installed) -> bool:
+        return any(
+            gone.issuperset(left) for group in package.depends if (left := [name for name in group if name in there])
+        )
+
+    while more := [package for package in installed if package.name not in gone and needs(package)]:
+        found += more
+        gone |= {package.name for package in more}
+    return found
+
+
+def way_out(installed: Sequence[Installed], release: str) -> str:
+    """What mends a kernel without a driver, as commands that apt takes in whatever state the packages are.
+
+    apt refuses to remove what others depend on unless they are named too, and what is held without saying so. A kernel
+    whose hook could not build the module stays half configured, and apt then configures nothing before it is finished.
+    """
+    names = [name.split(":")[0] for name in kernel_set(installed).releases.get(release, ())]
+    of_release = [package for package in installed if package.name in names]
+    along = dependents(installed, names)
+    if any(package.unfinished for package in [*of_release, *along]):
+        build = "mend what the build says (make.log below /var/lib/dkms), then: dpkg --configure -a"
+    elif prebuilt := _prebuilt_stem(installed):
+        build = f"build it: apt-get install {prebuilt}-{release}"
+    else:
+        build = f"build it: apt-get install linux-headers-{release} && dkms autoinstall -k {release}"
+    if not names:
+        return f"{build}; or take the kernel away: rm /boot/vmlinuz-{release} && update-grub"
+    held = any(package.held for package in [*of_release, *along])
+    words = ["apt-get", "remove", *(["--allow-change-held-packages"] if held else [])]
+    words += [*dict.fromkeys(package.full_name for package in [*of_release, *along])]
+    text = f"{build}; or take the kernel away: {' '.join(words)}"
+    if along:
+        text += f"; install {', '.join(p.name for p in along)} again when a kernel has a driver"
+    return text
+
+
+def _prebuilt_stem(installed: Sequence[Installed]) -> str | None:
+    """``linux-modules-nvidia-535-server`` where the driver's modules come prebuilt and not from DKMS."""
+    if any("dkms" in package.name and packages.is_driver(package.name) for package in installed):
+        return None
+    for package in installed:
+        if match := re.match(r"(linux-modules-nvidia-.+?)-\d+\.\d+\.\d+-", package.name):
+            return match[1]
+    return None
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """Packages that dpkg left in the middle: of a kernel ``release`` with what waits for it, or (null) the others."""
+
+    release: str | None
+    packages: tuple[Installed, ...]
+    remedy: str
+
+    @property
+    def subject(self) -> str:
+        first = sorted(self.packages, key=lambda package: package.state == "unpacked")[0]
+        return f"linux-image-{self.release}" if self.release else first.name
+
+    @property
+    def message(self) -> str:
+        states: dict[str, list[str]] = {}
+        for package in self.packages:
+            state = package.state if package.state != "installed" else "to be installed again"
+            states.setdefault(state, []).append(f"{package.name} {package.version}")
+        return "; ".join(f"{state}: {', '.join(names)}" for state, names in sorted(states.items()))
+
+
+def unfinished(
+    installed: Sequence[Installed], kernels: Kernels, has_module: Callable[[str], bool]
+) -> tuple[list[Unfinished], Unfinished | None]:
+    """What dpkg left in the middle, one for each kernel, then the rest, whatever it belongs to (null: nothing)."""
+    stuck = [package for package in installed if package.unfinished]
+    found = []
+    for release, full_names in kernel_set(installed).releases.items() if stuck else ():
+        names = [name.split(":")[0] for name in full_names]
+        if not any(package.name in names for package in stuck):
+            continue
+        names += [package.name for package in dependents(installed, names)]
+        here = tuple(package for package in stuck if package.name in names)
+        stuck = [package for package in stuck if package not in here]
+        remedy = "dpkg --configure -a"
+        if release != kernels.running and not has_module(release):
+            remedy = way_out(installed, release)
+        found.append(Unfinished(release, here, remedy))
+    if not stuck:
+        return found, None
+    built = any("dkms" in package.name for package in stuck)
+    log = "mend what the build says (make.log below /var/lib/dkms), then: " if built else ""
+    return found, Unfinished(None, tuple(stuck), f"{log}dpkg --configure -a; apt-get -f install")
+
+
+def judge_unfinished(
+    installed: Sequence[Installed], kernels: Kernels, has_module: Callable[[str], bool]
+) -> list[Fault]:
+    """Those of kernel and driver, as faults."""
+    of_kernels, rest = unfinished(installed, kernels, has_module)
+    if rest is not None:
+        ours = tuple(
+            p for p in rest.packages if p.name == "dkms" or kind_of(p.name, p) or packages.is_kept_with_driver(p.name)
+        )
+        of_kernels += [Unfinished(None, ours, rest.remedy)] if ours else []
+    return [
+        CATALOGUE.fault("driver_packages_broken", found.subject, found.message, found.remedy) for found in of_kernels
+    ]
+
+
 def driver_set(installed: Sequence[Installed]) -> list[str]:
     """Everything of the driver that is installed, its companions and the prebuilt modules."""
     return sorted(package.full_name for package in installed if packages.is_kept_with_driver(package.name))
@@ -189,24 +303,44 @@ def intruders(kernels: Kernels, found: KernelSet, has_module: Callable[[str], bo
     ]
 
 
-def judge(kernels: Kernels, found: KernelSet, has_module: Callable[[str], bool], driver: bool) -> list[Fault]:
-    """What is wrong about the kernels beside the running one. ``driver``: driver packages are installed."""
+def judge(
+    kernels: Kernels,
+    installed: Sequence[Installed],
+    has_module: Callable[[str], bool],
+    driver: bool,
+    entry_of: Callable[[str], str | None] = lambda _: None,
+    said: Callable[[str], str] = lambda _: "",
+) -> list[Fault]:
+    """What is wrong about the kernels. ``driver``: driver packages are installed; ``entry_of`` a kernel's entry in
+    GRUB's menu; ``said`` what the build of the module for a kernel said, to go on a message.
+    """
     faults = []
+    found = kernel_set(installed)
     running = kernels.running
     without = intruders(kernels, found, has_module) if driver else []
+    former = running
+    if driver and running and not has_module(running):
+        former = next((release for release in kernels.installed if has_module(release)), None)
+        if former:
+            without = [running]
     for release in without:
-        names = found.releases.get(release, ())
-        boots = f"{release} boots next" if release == kernels.next else f"{release} is installed beside it"
-        remove = f"apt-get remove {' '.join(names)}" if names else f"remove /boot/vmlinuz-{release}"
-        faults.append(
-            CATALOGUE.fault(
-                "kernel_without_driver",
-                f"linux-image-{release}",
-                f"{running} runs, {boots}, and no nvidia module is on disk for {release}",
-                f"build it (apt-get install linux-headers-{release} && dkms autoinstall -k {release}) or take the "
-                f"kernel away ({remove}); until then boot the former one: kernel_hold, tasks_from boot_former",
-            )
+        boots = f"{release} boots next"
+        if release != kernels.next:
+            boots = f"{release} is installed beside it ({kernels.next} boots next)"
+        state = f"{running} runs, {boots}, and no nvidia module is on disk for {release}"
+        if release == running:
+            state = f"{running} runs, and no nvidia module is on disk for it; {former} has one"
+        remedy = (
+            way_out(installed, release) if release != running else f"boot {former}, then {way_out(installed, release)}"
         )
+        entry = entry_of(former) if former and kernels.next != former else None
+        if entry:
+            remedy += f"; until then boot {former} once: grub-reboot '{entry}' && systemctl reboot"
+        faults.append(CATALOGUE.fault("kernel_without_driver", f"linux-image-{release}", state + said(release), remedy))
+    subjects = {fault.subject for fault in faults}
+    for fault in judge_unfinished(installed, kernels, has_module):
+        same = fault.subject in subjects
+        faults.append(replace(fault, remedy="as above, which finishes them too") if same else fault)
     if running and kernels.next and kernels.next != running and kernels.next not in without:
         faults.append(
             CATALOGUE.fault(

@@ -55,6 +55,11 @@ class Installed(Record):
         return self.want == "hold"
 
     @property
+    def unfinished(self) -> bool:
+        """dpkg stopped in the middle of it: unpacked, half-configured, half-installed or marked for reinstallation."""
+        return self.state in ("unpacked", "half-configured", "half-installed") or "reinst" in self.flag
+
+    @property
     def full_name(self) -> str:
         """As apt-mark takes it: with the architecture where that is not the machine's own."""
         return f"{self.name}:{self.architecture}" if self.foreign else self.name

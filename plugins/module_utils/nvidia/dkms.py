@@ -9,6 +9,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from ..machine import Machine
+from .values import version_key
+
+#: Lines of a build's log that go into a message.
+_LINES = 12
 _LINE = re.compile(
     r"^(?P<name>[^,/\s]+)(?:,\s*|/)(?P<version>[^,:\s]+)"
     r"(?:,\s*(?P<kernel>[^,:\s]+),\s*(?P<arch>[^,:\s]+))?"
@@ -55,6 +60,29 @@ class DkmsStatus:
 
     def versions(self) -> set[str]:
         return {entry.version for entry in self.entries}
+
+
+def build_logs(machine: Machine, kernel: str) -> list[str]:
+    """Logs of failed builds: DKMS leaves them in the build folder, newest version first."""
+    found = []
+    for name in machine.listdir("/var/lib/dkms"):
+        if not name.startswith("nvidia"):
+            continue
+        folder = f"/var/lib/dkms/{name}"
+        for version in sorted(machine.listdir(folder), key=version_key, reverse=True):
+            found += [f"{folder}/{version}/build/make.log", f"{folder}/{version}/{kernel}/x86_64/log/make.log"]
+    return [path for path in found if machine.exists(path)]
+
+
+def what_the_build_said(machine: Machine, kernel: str) -> str:
+    """The end of what the last build of the driver's module printed, to go on a message; empty where there is none."""
+    for path in build_logs(machine, kernel):
+        lines = [line.rstrip() for line in (machine.read(path) or "").splitlines() if line.strip()]
+        # The build folder keeps the log of the last build, for whichever kernel that was.
+        of = re.search(r" for kernel (\S+)", lines[0]) if lines else None
+        if lines and (of is None or of[1] == kernel):
+            return f"; the end of {path}:\n    " + "\n    ".join(lines[-_LINES:])
+    return ""
 
 
 def parse(lines: Iterable[str]) -> DkmsStatus:

@@ -14,8 +14,9 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from ..apt import kernel_set, status
 from ..boot import initramfs, modprobe
-from ..faults import Catalogue, Fault, FaultKind, by_severity
+from ..faults import DRIVER_PACKAGES_BROKEN, Catalogue, Fault, FaultKind, by_severity
 from ..machine import Machine
 from . import dkms, kernel_log, modinfo, packages
 from .inventory import pci_devices
@@ -48,12 +49,7 @@ FAULTS = Catalogue(
             "Nothing that tells about the driver could be read, so there is nothing to judge.",
             "neither /sys/bus/pci/devices nor /proc/driver/nvidia can be read below /tmp/empty",
         ),
-        FaultKind(
-            "driver_packages_broken",
-            "critical",
-            "dpkg stopped in the middle of a driver or kernel package; every later apt run fails.",
-            "nvidia-dkms-535 535.183.01-0ubuntu1 is half-configured",
-        ),
+        DRIVER_PACKAGES_BROKEN,
         FaultKind(
             "driver_wrong_flavour",
             "critical",
@@ -285,6 +281,7 @@ class DriverState:
     modules: dict[str, modinfo.Module | None] = field(default_factory=dict)
     libraries: tuple[str, ...] = ()
     packages: list[Package] | None = None
+    installed: list[status.Installed] = field(default_factory=list)
     pins: list[Pin] = field(default_factory=list)
     dkms: dkms.DkmsStatus | None = None
     nouveau: Nouveau = field(default_factory=lambda: Nouveau(False, None, ()))
@@ -351,6 +348,7 @@ def read(machine: Machine, look_into_initramfs: bool | None = None) -> DriverSta
     if state.module_running is None and state.module_next is None and not own_kernel:
         state.unknown.append("module on disk")
     state.packages = packages.installed_packages(machine)
+    state.installed = status.installed(machine) or []
     state.pins = packages.pins(machine)
     answer = machine.run(["dkms", "status"])
     if not answer.missing and not answer.timed_out:
@@ -598,8 +596,14 @@ def judge(state: DriverState) -> Judgement:
 
 
 def _judge_packages(state: DriverState, found: _Findings) -> None:
+    of_kernels, rest = kernel_set.unfinished(
+        state.installed, state.kernels, lambda release: state.modules.get(release) is not None
+    )
+    for stuck in of_kernels:
+        found.add("driver_packages_broken", stuck.subject, stuck.message, [stuck.remedy], "repair_packages")
+    others = {package.name for package in rest.packages} if rest else set()
     for package in state.packages or []:
-        if package.broken:
+        if package.broken and package.name in others:
             log = f"/var/lib/dkms/nvidia/{package.version.split('-')[0]}/build/make.log"
             commands = ["dpkg --configure -a", "apt-get -f install"]
             if "dkms" in package.name:

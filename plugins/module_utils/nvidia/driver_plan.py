@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from .. import compat
-from ..apt import pins
+from ..apt import kernel_set, pins
 from ..apt.archive import Archive, Offer
 from ..apt.status import Installed, Record
 from ..faults import Catalogue, Fault, FaultKind
@@ -434,17 +434,16 @@ class _Planner:
 
     def look_for_obstacles(self) -> None:
         facts, wish = self.facts, self.wish
-        broken = [
-            package
-            for package in facts.dpkg
-            if package.state in ("unpacked", "half-configured", "half-installed") or "reinst" in package.flag
-        ]
+        broken = [package for package in facts.dpkg if package.unfinished]
         foreign = [package for package in broken if not _is_ours(package.name)]
         if broken or facts.interrupted:
             self.plan.repair = [package.name for package in broken] or ["dpkg"]
         if foreign and not wish.allow_repair:
             self.plan.repair = []
-            for package in broken:
+            of_kernels, rest = kernel_set.unfinished(facts.dpkg, facts.kernels, facts.with_module.__contains__)
+            for found in of_kernels:
+                self.fault("driver_packages_broken", found.subject, found.message, found.remedy)
+            for package in rest.packages if rest else ():
                 self.fault(
                     "driver_packages_broken",
                     package.name,

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..apt import kernel_set
 from ..apt.status import Installed
 from ..faults import Catalogue, Fault, FaultKind
 from ..machine import Machine
@@ -44,7 +45,6 @@ CATALOGUE = Catalogue(
         ),
     ),
 )
-_LINES = 12
 
 
 @dataclass
@@ -72,6 +72,9 @@ def prove(
     """``wanted`` are the names that must be there; ``without_driver`` kernels that may go without."""
     proof = Proof(kernels=kernels(machine), secure_boot=driver.secure_boot(machine))
     by_name = {package.name: package for package in installed if not package.foreign}
+    proof.faults += kernel_set.judge_unfinished(
+        installed, proof.kernels, lambda kernel: modinfo.on_disk(machine, kernel) is not None
+    )
     _packages(proof, by_name, branch, wanted)
     answer = machine.run(["dkms", "status"])
     status = None
@@ -81,21 +84,15 @@ def prove(
     bootable = proof.kernels.installed or tuple(name for name in (proof.kernels.running,) if name)
     for kernel in bootable:
         if kernel not in without_driver:
-            _module(machine, proof, kernel, status)
+            away = None if kernel == proof.kernels.running else kernel_set.way_out(installed, kernel)
+            _module(machine, proof, kernel, status, away)
     return proof
 
 
 def _packages(proof: Proof, by_name: dict[str, Installed], branch: str, wanted: Sequence[str]) -> None:
     foreign: dict[str, list[str]] = {}
     for package in by_name.values():
-        if package.state in ("unpacked", "half-configured", "half-installed") or "reinst" in package.flag:
-            if packages.is_driver(package.name) or package.name == "dkms":
-                proof.fault(
-                    "driver_packages_broken",
-                    package.name,
-                    f"{package.name} {package.version} is {package.state}",
-                    "mend what its build or its scripts say, then: dpkg --configure -a; apt-get -f install",
-                )
+        if package.unfinished:
             continue
         if not packages.is_driver(package.name) or packages.is_companion(package.name):
             continue
@@ -122,7 +119,7 @@ def _upstream(version: str) -> str:
     return version.split(":")[-1].split("-")[0]
 
 
-def _module(machine: Machine, proof: Proof, kernel: str, status: dkms.DkmsStatus | None) -> None:
+def _module(machine: Machine, proof: Proof, kernel: str, status: dkms.DkmsStatus | None, away: str | None) -> None:
     module = modinfo.on_disk(machine, kernel)
     proof.modules.append(
         {
@@ -138,7 +135,10 @@ def _module(machine: Machine, proof: Proof, kernel: str, status: dkms.DkmsStatus
     install = f"apt-get install linux-headers-{kernel} && dkms autoinstall -k {kernel}"
     if module is None:
         proof.fault(
-            "driver_module_not_built", kernel, f"no nvidia module for {kernel}{_why(machine, kernel, status)}", install
+            "driver_module_not_built",
+            kernel,
+            f"no nvidia module for {kernel}{_why(machine, kernel, status)}",
+            away or install,
         )
         return
     if module.flavour == "open":
@@ -180,23 +180,7 @@ def _why(machine: Machine, kernel: str, status: dkms.DkmsStatus | None) -> str:
         if entry.kernel in (None, kernel) and not entry.built:
             text += f"; dkms: {entry.name}/{entry.version} is only {entry.state}"
             break
-    for path in _logs(machine, kernel):
-        lines = [line.rstrip() for line in (machine.read(path) or "").splitlines() if line.strip()]
-        if lines:
-            return f"{text}; the end of {path}:\n    " + "\n    ".join(lines[-_LINES:])
-    return text
-
-
-def _logs(machine: Machine, kernel: str) -> list[str]:
-    """Logs of failed builds: DKMS leaves them in the build folder, newest version first."""
-    found = []
-    for name in machine.listdir("/var/lib/dkms"):
-        if not name.startswith("nvidia"):
-            continue
-        folder = f"/var/lib/dkms/{name}"
-        for version in sorted(machine.listdir(folder), key=version_key, reverse=True):
-            found += [f"{folder}/{version}/build/make.log", f"{folder}/{version}/{kernel}/x86_64/log/make.log"]
-    return [path for path in found if machine.exists(path)]
+    return text + dkms.what_the_build_said(machine, kernel)
 
 
 def as_results(proof: Proof) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.volta.llm.plugins.module_utils.apt.boot_once import boot_once
+from ansible_collections.volta.llm.plugins.module_utils.apt.boot_once import Outcome, boot_once
 from ansible_collections.volta.llm.plugins.module_utils.apt.grub import entry_ids
 from ansible_collections.volta.llm.plugins.module_utils.machine import Completed, Machine
+from ansible_collections.volta.llm.plugins.module_utils.nvidia.kernels import kernels
 
 OLD, NEW = "5.15.0-91-generic", "5.15.0-105-generic"
 # The form of grub-mkconfig 2.06 (Ubuntu 22.04): the first entry, then a menu with each kernel and its recovery entry.
@@ -56,7 +57,7 @@ class Server:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
 
-    def boot_once(self, wanted: str | None = None, check: bool = False) -> Any:
+    def boot_once(self, wanted: str | None = None, check: bool = False, require: bool = True) -> Any:
         server = self
 
         class System(Machine):
@@ -66,7 +67,7 @@ class Server:
                     server.write("boot/grub/grubenv", f"# GRUB Environment Block\nnext_entry={argv[1]}\n")
                 return server.answer
 
-        return boot_once(System(str(self.root)), Machine(str(self.root)), wanted, check)
+        return boot_once(System(str(self.root)), Machine(str(self.root)), wanted, check, require)
 
 
 ENTRY_OLD = f"gnulinux-advanced-1234>gnulinux-{OLD}-advanced-1234"
@@ -114,6 +115,12 @@ def test_what_cannot_be_done_is_named(
     assert [fault.code for fault in outcome.faults] == [code]
     assert outcome.faults[0].remedy
     assert not outcome.changed
+
+
+def test_a_machine_without_any_driver_can_be_left_alone(tmp_path: Path) -> None:
+    server = Server(tmp_path, having=())
+    assert server.boot_once(require=False) == Outcome(None, before=kernels(Machine(str(tmp_path))))
+    assert server.calls == []
 
 
 def test_entries_by_kernel(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ class Server:
         self.root = root
         self.packages: list[tuple[str, str, str, str]] = []
         self.calls: list[tuple[str, ...]] = []
+        self.states: dict[str, str] = {}
         self.locked = 0
         self.write("proc/sys/kernel/osrelease", "5.15.0-91-generic\n")
         self.add("dpkg")
@@ -71,7 +72,8 @@ class Server:
 
     def save(self) -> list[status.Installed]:
         text = "\n".join(
-            f"Package: {name}\nStatus: {want} ok installed\nArchitecture: {arch}\nVersion: 1\nDepends: {depends}\n"
+            f"Package: {name}\nStatus: {want} ok {self.states.get(name, 'installed')}\n"
+            f"Architecture: {arch}\nVersion: 1\nDepends: {depends}\n"
             for name, depends, want, arch in self.packages
         )
         self.write("var/lib/dpkg/status", text)
@@ -284,6 +286,119 @@ def test_a_kernel_that_boots_later_is_judged_too(server: Server) -> None:
     assert found.kernels.next == "5.15.0-91-generic"
     assert [fault.code for fault in found.faults] == ["kernel_without_driver"]
     assert "5.15.0-105-generic is installed beside it" in found.faults[0].message
+
+
+def broken_upgrade(server: Server) -> Server:
+    """As an upgrade leaves it whose DKMS hook failed: the new kernel half configured, the held metas wait for it."""
+    server.release("5.15.0-91-generic").release("5.15.0-105-generic", module=False).driver().add("nvidia-dkms-535")
+    server.add(
+        "linux-modules-extra-5.15.0-105-generic",
+        "linux-image-5.15.0-105-generic | linux-image-unsigned-5.15.0-105-generic",
+    )
+    server.add("linux-image-generic", "linux-image-5.15.0-105-generic, linux-modules-extra-5.15.0-105-generic", "hold")
+    server.add("linux-headers-generic", "linux-headers-5.15.0-105-generic", "hold")
+    server.add("linux-generic", "linux-image-generic (= 1), linux-headers-generic (= 1)", "hold")
+    server.states.update(
+        {name: "half-configured" for name in ("linux-image-5.15.0-105-generic", "linux-headers-5.15.0-105-generic")}
+    )
+    server.states.update({name: "unpacked" for name in (*GA, "linux-modules-extra-5.15.0-105-generic")})
+    return server
+
+
+def test_what_a_failed_upgrade_left_is_named_with_what_mends_it(server: Server) -> None:
+    server.write(
+        "var/lib/dkms/nvidia-srv/535.1/build/make.log",
+        "DKMS make.log for nvidia-srv-535.1 for kernel 5.15.0-105-generic (x86_64)\nerror: too few arguments\n",
+    )
+    faults = broken_upgrade(server).resolve("kernel", "driver").faults
+    assert [(fault.code, fault.subject) for fault in faults] == [
+        ("kernel_without_driver", "linux-image-5.15.0-105-generic"),
+        ("driver_packages_broken", "linux-image-5.15.0-105-generic"),
+    ]
+    assert faults[0].message.endswith("error: too few arguments")
+    assert faults[1].message == (
+        "half-configured: linux-headers-5.15.0-105-generic 1, linux-image-5.15.0-105-generic 1; unpacked: "
+        "linux-generic 1, linux-headers-generic 1, linux-image-generic 1, linux-modules-extra-5.15.0-105-generic 1"
+    )
+    # apt would not run before the half-configured ones are finished, nor remove what others need, or what is held.
+    remedy = faults[0].remedy
+    assert "apt-get install" not in remedy
+    assert "then: dpkg --configure -a;" in remedy
+    words = re.search(r"(apt-get remove [^;]*);", remedy)
+    assert words
+    assert words[1].split()[2] == "--allow-change-held-packages"
+    assert set(words[1].split()[3:]) == {*GA, *(name.replace("91", "105") for name in GA_IMAGE)}
+    assert remedy.endswith(
+        "; install linux-headers-generic, linux-image-generic, linux-generic again when a kernel has a driver"
+    )
+    assert faults[1].remedy == "as above, which finishes them too"
+
+
+def test_the_log_of_another_kernel_s_build_is_not_shown(server: Server) -> None:
+    server.write(
+        "var/lib/dkms/nvidia/1/build/make.log", "DKMS make.log for nvidia-1 for kernel 5.15.0-91-generic (x86_64)\nx\n"
+    )
+    assert "make.log:" not in broken_upgrade(server).resolve("kernel", "driver").faults[0].message
+
+
+def test_a_kernel_in_the_middle_that_has_its_module_is_only_to_be_finished(server: Server) -> None:
+    server.release("5.15.0-91-generic").release("5.15.0-105-generic").driver()
+    server.states["linux-image-5.15.0-105-generic"] = "half-configured"
+    fault = server.resolve("kernel", "driver").faults[0]
+    assert (fault.code, fault.remedy) == ("driver_packages_broken", "dpkg --configure -a")
+
+
+def test_what_dpkg_left_of_others_is_not_the_hold_s_concern(server: Server) -> None:
+    server.release("5.15.0-91-generic").driver().add("mariadb-server")
+    server.states.update({"mariadb-server": "unpacked", "nvidia-driver-535": "half-configured"})
+    assert [(fault.code, fault.subject) for fault in server.resolve("kernel", "driver").faults] == [
+        ("driver_packages_broken", "nvidia-driver-535")
+    ]
+    assert server.resolve("driver").faults == []
+
+
+def test_prebuilt_modules_are_installed_and_not_built(server: Server) -> None:
+    server.release("5.15.0-91-generic").release("5.15.0-105-generic", module=False).driver()
+    server.add("linux-modules-nvidia-535-server-5.15.0-91-generic", "linux-image-5.15.0-91-generic")
+    remedy = server.resolve("kernel").faults[0].remedy
+    assert "build it: apt-get install linux-modules-nvidia-535-server-5.15.0-105-generic;" in remedy
+
+
+MENU = """menuentry 'Ubuntu' --class os $menuentry_id_option 'gnulinux-simple-1' {
+\tlinux /boot/vmlinuz-5.15.0-105-generic root=x
+}
+submenu 'Advanced' $menuentry_id_option 'advanced-1' {
+\tmenuentry 'Ubuntu, with Linux 5.15.0-105-generic' $menuentry_id_option 'new-1' {
+\t\tlinux /boot/vmlinuz-5.15.0-105-generic root=x
+\t}
+\tmenuentry 'Ubuntu, with Linux 5.15.0-91-generic' $menuentry_id_option 'old-1' {
+\t\tlinux /boot/vmlinuz-5.15.0-91-generic root=x
+\t}
+}
+"""
+
+
+def test_the_way_back_is_named_as_a_command(server: Server) -> None:
+    server.release("5.15.0-91-generic").release("5.15.0-105-generic", module=False).driver()
+    server.write("boot/grub/grub.cfg", MENU)
+    remedy = server.resolve("kernel").faults[0].remedy
+    assert remedy.endswith("until then boot 5.15.0-91-generic once: grub-reboot 'advanced-1>old-1' && systemctl reboot")
+    server.write("boot/grub/grubenv", "# GRUB Environment Block\nnext_entry=advanced-1>old-1\n")
+    assert "grub-reboot" not in server.resolve("kernel").faults[0].remedy
+
+
+def test_a_machine_that_already_runs_the_kernel_without_a_driver(server: Server) -> None:
+    server.release("5.15.0-91-generic").release("5.15.0-105-generic", module=False).driver().boots("5.15.0-105-generic")
+    server.write("boot/grub/grub.cfg", MENU)
+    found = server.resolve("kernel", "driver")
+    assert [(fault.code, fault.subject) for fault in found.faults] == [
+        ("kernel_without_driver", "linux-image-5.15.0-105-generic")
+    ]
+    assert found.faults[0].message == (
+        "5.15.0-105-generic runs, and no nvidia module is on disk for it; 5.15.0-91-generic has one"
+    )
+    assert "apt-get remove" in found.faults[0].remedy
+    assert "grub-reboot 'advanced-1>old-1'" in found.faults[0].remedy
 
 
 def test_a_newer_kernel_with_a_module_is_held_and_told(server: Server) -> None:
