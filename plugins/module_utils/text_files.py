@@ -38,9 +38,14 @@ class Outcome:
 
 
 def converge(files: Sequence[Mapping[str, Any]], absent: Sequence[str], mode: int, check: bool) -> Outcome:
-    """Bring ``files`` (path, content) to content, owner and mode; in check mode only say what would change."""
+    """Bring ``files`` (path, content) to content, owner and mode; in check mode only say what would change.
+
+    One to ``keep`` is written only where there is none.
+    """
     outcome = Outcome()
     for file in files:
+        if file.get("keep") and os.path.lexists(file["path"]):
+            continue
         _act(outcome, file["path"], _write, file["content"].encode(), mode, check)
     for path in absent:
         _act(outcome, path, _remove, check)

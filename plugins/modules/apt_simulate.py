@@ -10,8 +10,8 @@ module: apt_simulate
 short_description: Simulate an apt transaction and refuse what it must not do
 version_added: 0.1.0
 description:
-  - Runs C(apt-get -s), or C(unattended-upgrade --dry-run), and returns what would be installed and removed. Changes nothing; check mode
-    is the same.
+  - Runs C(apt-get -s), or C(unattended-upgrade --dry-run), and returns what would be installed and removed. Changes nothing but, where
+    asked for, the package lists; check mode is the same without that.
   - Fails with every violation of the options below. That a name says C(535) proves nothing. Archives turn packages into pointers to
     another branch by a mere revision, so the branch of each package that would be installed is found from its version, its source
     package, its name and what it depends on.
@@ -19,7 +19,7 @@ description:
     nvidia-support, nvidia-installer-cleanup, nvidia-kernel-common, nvidia-legacy-check, nvidia-detect, nvidia-prime, C(nvidia-*-common)
     (data that one version of serves all branches), libxnvctrl0, nvidia-egl and libnvidia-egl libraries, nvidia-vaapi-driver, and what only
     uses a driver, which is nvidia-container, nvidia-docker, CUDA, cuDNN, profilers and nsight. One with a branch in its name is no companion.
-  - The package lists are used as they are; update them first.
+  - The package lists are used as they are where O(lists_max_age) is not given.
 author:
   - The volta.llm authors
 options:
@@ -94,6 +94,11 @@ options:
     type: list
     elements: str
     default: []
+  lists_max_age:
+    description:
+      - Seconds that the package lists may be old by apt's own stamps. Older ones are updated first, and so are lists older than a source
+        file; another apt at work there is waited for. Not in check mode.
+    type: int
   timeout:
     description: Limit in seconds for each program that is run.
     type: float
@@ -167,6 +172,10 @@ branches:
   returned: always
   type: dict
   sample: {"535": [libnvidia-compute-535, nvidia-driver-535]}
+lists_updated:
+  description: Whether the package lists were updated.
+  returned: always
+  type: bool
 available:
   description: Whether the program that simulates is installed.
   returned: always
@@ -183,11 +192,11 @@ faults:
   elements: dict
 """
 
-from ansible_collections.volta.llm.plugins.module_utils.apt import simulation
+from ansible_collections.volta.llm.plugins.module_utils.apt import lists, simulation
 from ansible_collections.volta.llm.plugins.module_utils.apt.policy import Policy
 from ansible_collections.volta.llm.plugins.module_utils.apt.transaction import Request
 from ansible_collections.volta.llm.plugins.module_utils.arguments import VARIABLES
-from ansible_collections.volta.llm.plugins.module_utils.faults import FaultError
+from ansible_collections.volta.llm.plugins.module_utils.faults import Fault, FaultError
 from ansible_collections.volta.llm.plugins.module_utils.machine import Machine
 from ansible_collections.volta.llm.plugins.module_utils.module import VoltaModule
 from ansible_collections.volta.llm.plugins.module_utils.results import finish
@@ -218,6 +227,7 @@ def main() -> None:
             "allow_remove": names,
             "forbidden": names,
             "required": names,
+            "lists_max_age": {"type": "int"},
             "timeout": {"type": "float", "default": 300.0},
         },
         supports_check_mode=True,
@@ -233,6 +243,8 @@ def main() -> None:
         fix_broken=given["fix_broken"],
         options={name: _apt_word(value) for name, value in given["apt_options"].items()},
     )
+    updated = False
+    stale: list[Fault] = []
     try:
         policy = Policy(
             driver_branch=given["driver_branch"] or None,
@@ -244,10 +256,16 @@ def main() -> None:
             forbidden=given["forbidden"],
             required=given["required"],
         )
-        results, faults = simulation.run(Machine("/", given["timeout"]), request, policy)
+        system = Machine("/", given["timeout"])
+        if given["lists_max_age"] is not None and not module.check_mode:
+            updated, stale = lists.refresh(system, given["lists_max_age"])
+        if stale:
+            results, faults = simulation.nothing(), stale
+        else:
+            results, faults = simulation.run(system, request, policy)
     except FaultError as exc:
         results, faults = simulation.nothing(), [exc.fault]
-    finish(module, faults, changed=False, **results)
+    finish(module, faults, changed=False, lists_updated=updated, **results)
 
 
 def _apt_word(value: object) -> str:

@@ -30,6 +30,10 @@ options:
         description: The whole content.
         type: str
         required: true
+      keep:
+        description: Whether a file that is there already stays as it is.
+        type: bool
+        default: false
   absent:
     description: Paths of files to remove.
     type: list
@@ -92,6 +96,7 @@ def main() -> None:
                 "options": {
                     "path": {"type": "path", "required": True},
                     "content": {"type": "str", "required": True},
+                    "keep": {"type": "bool", "default": False},
                 },
             },
             "absent": {"type": "list", "elements": "path", "default": []},

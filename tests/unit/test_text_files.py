@@ -78,3 +78,12 @@ def test_what_cannot_be_written_or_removed_is_named_and_the_rest_is_done(path, t
     ]
     assert "Not a directory" in found.faults[0].message
     assert found.written == [str(path)]
+
+
+def test_a_file_to_keep_is_written_once(path):
+    def keep(content):
+        return text_files.converge([{"path": str(path), "content": content, "keep": True}], [], 0o644, False)
+
+    assert keep("a\n").written == [str(path)]
+    path.write_text("mine\n")
+    assert (keep("b\n").written, path.read_text()) == ([], "mine\n")

@@ -25,6 +25,12 @@ CATALOGUE = Catalogue(
             "apt-get: Malformed entry 1 in list file /etc/apt/sources.list.d/cuda.list (Component)",
         ),
         FaultKind(
+            "apt_lists_failed",
+            "critical",
+            "The package lists could not be brought up to date, so what apt would do is not known.",
+            "E: Failed to fetch http://archive.ubuntu.com/ubuntu/dists/jammy/InRelease  Could not connect",
+        ),
+        FaultKind(
             "apt_unresolvable",
             "critical",
             "apt finds no way to install what is asked for; the message has its reason.",
