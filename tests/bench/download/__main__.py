@@ -230,42 +230,45 @@ def run_parts(options: argparse.Namespace, size: int, in_memory: Path, on_disk: 
     sha256 = make_file(root / "model.gguf", size)
     limited_size = min(size, int(options.limited_size * GIB))
     limited_sha256 = make_file(root / "limited.gguf", limited_size)
-    with nginx(root, work, LIMIT) as server:
-        in_tmpfs = Order(server.url("model.gguf"), dest / "model.gguf", size, sha256)
-        programs = {OURS: peers.ours, **peers.PEERS}
-        if "tmpfs" in parts:
-            bench.round_robin(
-                "to tmpfs", in_tmpfs, {name: run for name, run in programs.items() if name != "curl -o, sync"}
-            )
-        if "rerun" in parts:
-            rerun(bench, in_tmpfs, server.bodies, programs)
-        if "disk" in parts:
-            bench.round_robin(
-                "to disk", Order(server.url("model.gguf"), disk_dest / "model.gguf", size, sha256), programs
-            )
-        if "limited" in parts:
-            one = {
-                OURS: peers.ours,
-                "the same, 1 connection": lambda order, folder: peers.ours(order, folder, connections=1),
-                "curl -o": peers.curl,
-                "aria2c -x4, sha-256": peers.aria2c,
-            }
-            paced = Paced(root / "limited.gguf", LIMIT)
-            try:
-                order = Order(paced.url("limited.gguf"), dest / "limited.gguf", limited_size, limited_sha256)
-                bench.round_robin("50 MB/s a connection", order, one)
-            finally:
-                paced.stop()
-            order = Order(server.url("limited/limited.gguf"), order.dest, limited_size, limited_sha256)
-            bench.round_robin("50 MB/s a request (nginx limit_rate)", order, one)
-            order = Order(server.url("two/limited.gguf"), order.dest, limited_size, limited_sha256)
-            bench.round_robin(
-                "as before, and never more than two connections",
-                order,
-                {OURS: peers.ours, "curl -o": peers.curl},
-            )
-    if options.save:
-        bench.save()
+    try:
+        with nginx(root, work, LIMIT) as server:
+            in_tmpfs = Order(server.url("model.gguf"), dest / "model.gguf", size, sha256)
+            programs = {OURS: peers.ours, **peers.PEERS}
+            if "tmpfs" in parts:
+                bench.round_robin(
+                    "to tmpfs", in_tmpfs, {name: run for name, run in programs.items() if name != "curl -o, sync"}
+                )
+            if "rerun" in parts:
+                rerun(bench, in_tmpfs, server.bodies, programs)
+            if "disk" in parts:
+                bench.round_robin(
+                    "to disk", Order(server.url("model.gguf"), disk_dest / "model.gguf", size, sha256), programs
+                )
+            if "limited" in parts:
+                one = {
+                    OURS: peers.ours,
+                    "the same, 1 connection": lambda order, folder: peers.ours(order, folder, connections=1),
+                    "curl -o": peers.curl,
+                    "aria2c -x4, sha-256": peers.aria2c,
+                }
+                paced = Paced(root / "limited.gguf", LIMIT)
+                try:
+                    order = Order(paced.url("limited.gguf"), dest / "limited.gguf", limited_size, limited_sha256)
+                    bench.round_robin("50 MB/s a connection", order, one)
+                finally:
+                    paced.stop()
+                order = Order(server.url("limited/limited.gguf"), order.dest, limited_size, limited_sha256)
+                bench.round_robin("50 MB/s a request (nginx limit_rate)", order, one)
+                order = Order(server.url("two/limited.gguf"), order.dest, limited_size, limited_sha256)
+                bench.round_robin(
+                    "as before, and never more than two connections",
+                    order,
+                    {OURS: peers.ours, "curl -o": peers.curl},
+                )
+    finally:
+        # What was measured before a stop is kept too.
+        if options.save:
+            bench.save()
 
 
 if __name__ == "__main__":
