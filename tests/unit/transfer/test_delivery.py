@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import json
@@ -133,6 +134,14 @@ def test_a_mismatch_is_fatal_and_the_corrected_hash_needs_no_download(site: Site
     assert report.files[0].fetched == 0
     assert len(site.asked) == asked
     assert desk.leftovers == {"model.gguf", "model.gguf.stamp.json"}
+
+
+def test_the_hash_of_an_empty_file_is_known_for_what_it_is(site: Site, desk: Desk) -> None:
+    # C20: copied from a tool that had fetched nothing.
+    report = desk.order(site.url(URL), sha256=sha256(b""))
+    assert [fault.code for fault in report.faults] == ["hash_mismatch"]
+    assert "expected e3b0c442" in report.faults[0].message
+    assert "that of an empty file" in report.faults[0].message
 
 
 def test_a_wrong_source_is_passed_over(site: Site, other_site: Site, desk: Desk) -> None:
@@ -415,56 +424,63 @@ def test_a_folder_that_cannot_be_made(site: Site, desk: Desk) -> None:
 # -- interrupted and concurrent runs -----------------------------------------------------------------------------------
 
 
-def slowly(exchange: Exchange) -> None:
-    """About 30 MB/s a connection, so that a kill finds the transfer under way."""
-    data = exchange.content[exchange.start : exchange.end]
-    exchange.head(
-        206 if exchange.ranged else 200,
-        Content_Length=len(data),
-        Content_Range=f"bytes {exchange.start}-{exchange.end - 1}/{len(exchange.content)}" if exchange.ranged else None,
-    )
-    for at in range(0, len(data), 256 * 1024):
-        piece = data[at : at + 256 * 1024]
-        exchange.body(piece)
-        exchange.sent = len(piece)
-        time.sleep(0.008)
+class Slowly:
+    """About 30 MB/s a connection, so that a kill finds the transfer under way; ``sent`` counts what has left."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self._lock = threading.Lock()
+
+    def __call__(self, exchange: Exchange) -> None:
+        data = exchange.content[exchange.start : exchange.end]
+        span = f"bytes {exchange.start}-{exchange.end - 1}/{len(exchange.content)}"
+        ranged = exchange.ranged
+        exchange.head(206 if ranged else 200, Content_Length=len(data), Content_Range=span if ranged else None)
+        for at in range(0, len(data), 256 * 1024):
+            piece = data[at : at + 256 * 1024]
+            exchange.body(piece)
+            with self._lock:
+                self.sent += len(piece)
+            time.sleep(0.008)
 
 
 def test_kill_9_at_any_moment_costs_little_and_never_leaves_a_wrong_file(site: Site, desk: Desk) -> None:
     # C08: our own range loop goes on where a killed run stopped, without orphans.
-    site.script = slowly
+    content = site.files[URL] = CONTENT * 4
+    slowly = site.script = Slowly()
     moments = random.Random(7)
-    kills = 0
-    refetched = 0
-    kept = 0
-    part, state = Places(desk.dest).part, Places(desk.dest).state
-    while kills < 6:
-        process = child(desk, site.url(URL))
-        target = kept + moments.randrange(1, 6 * MIB)
-        while process.poll() is None and not (part.exists() and part.stat().st_blocks * 512 > target):
-            time.sleep(0.005)
-        if process.poll() is not None:
-            process.communicate()
-            break
-        time.sleep(moments.random() * 0.1)
+    kept, kills = 0, 0
+    while kept < len(content) // 2 and kills < 20:
+        before, sent = kept, slowly.sent
+        process = child(desk, site.url(URL), sha256=sha256(content))
+        # What is done is recorded every 8 MiB: some kills come before the first record, most between two.
+        target = moments.randrange(1, 30 * MIB)
+        while process.poll() is None and slowly.sent - sent < target:
+            time.sleep(0.002)
         process.send_signal(signal.SIGKILL)
-        process.communicate()
+        out, _ = process.communicate()
+        assert process.returncode == -signal.SIGKILL, out
         kills += 1
         assert not desk.dest.exists()
-        left = State.read(state)
-        saved = left.done.total if left is not None else 0
-        refetched = max(refetched, kept - saved)
-        kept = saved
+        left = State.read(Places(desk.dest).state)
+        done = left.done if left is not None else Ranges()
+        kept = done.total
+        # The record is never ahead of the bytes.
+        with contextlib.ExitStack() as stack:
+            part = stack.enter_context(Places(desk.dest).part.open("rb")) if done.items else None
+            for low, high in done.items:
+                part.seek(low)
+                assert part.read(high - low) == content[low:high]
+        assert slowly.sent - sent - (kept - before) <= 64 * MIB
+    assert kills > 1
+    assert kept > 0
     site.script = Exchange.proper
-    process = child(desk, site.url(URL))
-    out, _ = process.communicate(timeout=60)
-    if kept:
-        fetched, resumed, _ = out.split()
-        assert int(resumed) == kept
-        assert int(fetched) == len(CONTENT) - kept
-    assert kills > 0
-    assert refetched <= 64 * MIB
-    assert desk.dest.read_bytes() == CONTENT
+    asked = len(site.asked)
+    out, _ = child(desk, site.url(URL), sha256=sha256(content)).communicate(timeout=60)
+    fetched, resumed, _ = out.split()
+    assert (int(fetched), int(resumed)) == (len(content) - kept, kept)
+    assert all(span is not None for _, span in site.asked[asked:])
+    assert desk.dest.read_bytes() == content
     assert desk.leftovers == {"model.gguf", "model.gguf.stamp.json"}
 
 
@@ -508,7 +524,7 @@ def test_a_second_run_waits_for_the_first_and_takes_its_file(site: Site, desk: D
 
 
 def test_the_lock_of_a_killed_run_is_free(site: Site, desk: Desk) -> None:
-    site.script = slowly
+    site.script = Slowly()
     process = child(desk, site.url(URL))
     while not Places(desk.dest).part.exists():
         time.sleep(0.01)

@@ -111,9 +111,32 @@ def test_200_to_a_resumed_range_starts_over(site: Site, desk: Desk) -> None:
 def test_206_without_content_range_is_taken_when_its_length_proves_it(site: Site, desk: Desk) -> None:
     # C16: a mirror that answers so, with the right bytes.
     site.script = lambda exchange: exchange.proper(Content_Range=None)
-    desk.order(site.url(URL), size=len(CONTENT))
+    report = desk.order(site.url(URL), size=len(CONTENT))
     assert_whole(desk)
     assert len(site.asked) > 1
+    # Taken, not asked for once more without a range.
+    assert None not in [asked for _, asked in site.asked]
+    assert report.files[0].fetched == len(CONTENT)
+
+
+@pytest.mark.parametrize("length", ["right", "of the whole", "short"])
+def test_a_resume_answered_by_206_without_content_range(site: Site, desk: Desk, length: str) -> None:
+    # C16: only where the length is what is left of the file; anything else starts from zero.
+    desk.dest.with_name("model.gguf.part").write_bytes(CONTENT[:HALF])
+
+    def script(exchange: Exchange) -> None:
+        if not exchange.ranged or length == "right":
+            exchange.proper(Content_Range=None)
+            return
+        data = CONTENT if length == "of the whole" else CONTENT[exchange.start : exchange.start + 5000]
+        exchange.head(206, Content_Length=len(data))
+        exchange.body(data)
+
+    site.script = script
+    report = desk.order(site.url(URL), size=len(CONTENT), connections=1)
+    assert_whole(desk)
+    assert report.files[0].resumed_from == (HALF if length == "right" else 0)
+    assert site.asked[-1][1] == (f"bytes={HALF}-{len(CONTENT) - 1}" if length == "right" else None)
 
 
 def test_206_without_content_range_of_unknown_size_is_asked_for_whole(site: Site, desk: Desk) -> None:
@@ -441,6 +464,7 @@ def test_a_content_server_that_rejects_its_own_signature(site: Site, other_site:
     (passed,) = report.passed_over
     assert passed.code == "source_refused"
     assert "content server" in passed.message
+    assert "not of a token" in passed.remedy
     assert "very-secret" not in str(passed)
 
 
@@ -768,6 +792,8 @@ def test_something_else_instead_of_the_file(site: Site, desk: Desk, name: str, s
     report = desk.order(site.url(URL), sha256=sha256)
     assert_refused(desk, report, code)
     assert word in report.faults[0].message
+    if code == "lfs_pointer":
+        assert "has 23072997 bytes" in report.faults[0].message
     # C20: no file of zero bytes, nor of anything else, is left.
     assert desk.leftovers == set()
 

@@ -344,6 +344,10 @@ def test_a_lock_holds_what_the_hub_says(site: Site, desk: Desk, tells: str) -> N
     lock = lock_of(desk, hub_spec(site))
     (locked,) = lock.sources
     assert (locked.revision, locked.commit) == ("main", COMMIT)
+    # What is locked is of that commit, though the branch may have moved meanwhile.
+    asked = [path for path, _ in site.asked if "/tree/" in path or "/resolve/" in path]
+    assert asked
+    assert all(COMMIT in path for path in asked)
     assert [(entry.sha256, entry.size) for entry in locked.files] == [
         (sha256(data), len(data)) for data in files.values()
     ]
