@@ -84,6 +84,33 @@ def test_a_touched_file_is_hashed_and_stamped_again(site: Site, desk: Desk) -> N
     assert stamp["mtime_ns"] == desk.dest.stat().st_mtime_ns
 
 
+def test_another_file_of_the_same_size_and_time_is_not_taken_for_the_one_that_was_verified(
+    site: Site, desk: Desk
+) -> None:
+    desk.order(site.url(URL))
+    stat = desk.dest.stat()
+    other = desk.dest.with_name("other")
+    other.write_bytes(CONTENT[:-1] + b"\0")
+    os.utime(other, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+    other.replace(desk.dest)
+    assert desk.order(site.url(URL)).files[0].changed
+    assert desk.dest.read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("stamp", ["", "{}", "[]", '{"size": 1}', "\0\0\0\0"])
+def test_a_stamp_that_is_none_means_a_full_hash(site: Site, desk: Desk, stamp: str) -> None:
+    desk.order(site.url(URL))
+    asked = len(site.asked)
+    Places(desk.dest).stamp.write_text(stamp)
+    assert not desk.order(site.url(URL)).files[0].changed
+    assert len(site.asked) == asked
+    assert json.loads(Places(desk.dest).stamp.read_text())["sha256"] == SHA256
+    # And a file that is wrong has no stamp to hide behind.
+    Places(desk.dest).stamp.write_text(stamp)
+    desk.dest.write_bytes(CONTENT[:-1] + b"\0")
+    assert desk.order(site.url(URL)).files[0].changed
+
+
 def test_a_right_file_of_unknown_origin_is_taken_over(site: Site, desk: Desk) -> None:
     desk.dest.write_bytes(CONTENT)
     report = desk.order(site.url(URL))
@@ -237,6 +264,35 @@ def test_only_the_missing_shard_is_fetched(site: Site, desk: Desk) -> None:
     assert {path for path, _ in site.asked} == {"/" + NAMES[1]}
 
 
+def test_shards_are_hashed_side_by_side(site: Site, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.files = {"/" + name: content for name, content in SHARDS.items()}
+    Delivery(shards(desk, site), desk.settings).run()
+    together = threading.Barrier(len(SHARDS), timeout=20)
+    hash_file = deliver_module._hash_file
+
+    def at_once(path: Path, note: Callable[[int], None] = lambda count: None) -> str:
+        # Passed only by all of them at a time.
+        together.wait()
+        return hash_file(path, note)
+
+    monkeypatch.setattr(deliver_module, "_hash_file", at_once)
+    monkeypatch.setattr(os, "cpu_count", lambda: len(SHARDS))
+    report = Delivery(shards(desk, site), desk.settings, full=True).run()
+    assert [outcome.changed for outcome in report.files] == [False] * len(SHARDS)
+
+
+def test_all_corrupt_shards_are_named_at_once(site: Site, desk: Desk) -> None:
+    site.files = {"/" + name: content for name, content in SHARDS.items()}
+    Delivery(shards(desk, site), desk.settings).run()
+    for name in (NAMES[0], NAMES[2]):
+        (desk.dest.parent / name).write_bytes(SHARDS[name][:-1] + b"\0")
+    report = Delivery(shards(desk, site), desk.settings, full=True, refetch=False).run()
+    assert [(fault.code, Path(fault.subject).name) for fault in report.faults] == [
+        ("file_corrupt", NAMES[0]),
+        ("file_corrupt", NAMES[2]),
+    ]
+
+
 def test_all_missing_shards_are_named_at_once(desk: Desk) -> None:
     report = Delivery(shards(desk), desk.settings).run()
     assert [Path(fault.subject).name for fault in report.faults] == NAMES
@@ -313,6 +369,34 @@ def test_memory_does_not_grow_with_the_file(site: Site, desk: Desk) -> None:
     out, _ = process.communicate(timeout=120)
     assert int(out.split()[0]) == len(large)
     assert int(out.split()[-1]) < 100 * 1024
+
+
+def test_the_bytes_are_on_the_disk_before_they_have_a_name_and_the_name_before_the_end(
+    site: Site, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[str, str]] = []
+    fsync, rename = os.fsync, Path.replace
+
+    def forced(fd: int) -> None:
+        fsync(fd)
+        done.append(("forced", Path(f"/proc/self/fd/{fd}").readlink().name))
+
+    def renamed(self: Path, target: Path) -> Path:
+        result = rename(self, target)
+        done.append(("named", target.name))
+        return result
+
+    monkeypatch.setattr(os, "fsync", forced)
+    monkeypatch.setattr(Path, "replace", renamed)
+    desk.order(site.url(URL))
+    steps = [
+        ("forced", "model.gguf.part"),
+        ("forced", "model.gguf.stamp.json.new"),
+        ("named", "model.gguf.stamp.json"),
+        ("named", "model.gguf"),
+        ("forced", "models"),
+    ]
+    assert [step for step in done if step in steps] == steps
 
 
 def test_a_part_that_cannot_be_opened(site: Site, desk: Desk) -> None:
@@ -559,6 +643,29 @@ def test_progress_counts_the_whole_set(site: Site, desk: Desk, tmp_path: Path) -
     assert record.total == sum(len(content) for content in SHARDS.values())
     assert record.unit == "bytes"
     assert record.subject.startswith("model-0000")
+
+
+def test_progress_names_source_and_file_and_how_far_each_is(
+    site: Site, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[tuple[str, int, int | None, str]] = []
+
+    class Recorder:
+        def __init__(self, path: str | None, unit: str) -> None:
+            assert unit == "bytes"
+
+        def update(self, phase: str, done: int, total: int | None, subject: str, force: bool = False) -> None:
+            shown.append((phase, done, total, subject))
+
+    monkeypatch.setattr(deliver_module, "ProgressWriter", Recorder)
+    site.files = {"/" + name: content for name, content in SHARDS.items()}
+    Delivery(shards(desk, site), desk.settings).run()
+    whole = sum(len(content) for content in SHARDS.values())
+    assert {(phase, total) for phase, _, total, _ in shown} == {(f"from 127.0.0.1:{site.port}", whole)}
+    for number, name in enumerate(NAMES, 1):
+        # Whole of this file, and with those before it a part of all.
+        before = sum(len(SHARDS[earlier]) for earlier in NAMES[:number])
+        assert before in [done for _, done, _, subject in shown if subject == f"{name} ({number} of 3, 100 %)"]
 
 
 # -- ranges ------------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 from ansible_collections.volta.llm.plugins.module_utils.faults import FaultError
@@ -591,22 +592,56 @@ def test_a_wait_of_an_hour_is_not_waited(site: Site, desk: Desk) -> None:
     assert "3600" in report.faults[0].message
 
 
-def test_refused_connections_leave_the_work_to_the_others(site: Site, desk: Desk) -> None:
+class Delayed:
+    """Lets a head through, and a body once a sign is given and a while has passed."""
+
+    def __init__(self, file: BinaryIO, sign: threading.Event) -> None:
+        self._file, self._sign = file, sign
+
+    def write(self, data: bytes) -> int:
+        if len(data) > 4096:
+            self._file.write(data[:4096])
+            self._sign.wait(20)
+            time.sleep(0.3)
+            data = data[4096:]
+        return self._file.write(data)
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._file, name)
+
+
+def test_refused_connections_leave_the_work_to_the_others(
+    site: Site, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine, "RETRY_LOST_S", 600.0)
     open_now = threading.Semaphore(1)
+    refused = 0
+    lock = threading.Lock()
+    all_refused = threading.Event()
 
     def script(exchange: Exchange) -> None:
+        nonlocal refused
         if not open_now.acquire(blocking=False):
+            with lock:
+                refused += 1
+                if refused >= 3:
+                    all_refused.set()
             exchange.status(503)
             return
         try:
+            # The one that is let in has not ended when the others come, nor, for a while, when they would come again.
+            exchange.handler.wfile = Delayed(exchange.handler.wfile, all_refused)
             exchange.proper()
         finally:
             open_now.release()
 
     site.script = script
-    report = desk.order(site.url(URL))
+    desk.settings = dataclasses.replace(desk.settings, stall_timeout=20)
+    report = desk.order(site.url(URL), size=len(CONTENT))
     assert_whole(desk)
     assert report.files[0].fetched == len(CONTENT)
+    # Each once: the download goes on with fewer connections.
+    assert refused == 3
 
 
 def test_gated_stops_at_once(site: Site, other_site: Site, desk: Desk) -> None:
