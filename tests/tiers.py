@@ -67,7 +67,6 @@ def cores() -> Iterator[Step]:
 
 #: Scenarios that cost what `make test` cannot spend, and what of.
 HEAVY_SCENARIOS = {
-    "cuda_toolkit": "installs Debian's real toolkit, 1.5 GB of packages, and compiles CUDA files of the engine",
     "nvidia_driver_debian12": "compiles NVIDIA's module with DKMS for a real kernel",
 }
 
@@ -83,7 +82,7 @@ def molecule() -> Iterator[Step]:
 
 
 def packages() -> Iterator[Step]:
-    """Debian's real driver and toolkit packages."""
+    """Debian's real driver packages."""
     return scenarios(heavy=True)
 
 
