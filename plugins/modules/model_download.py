@@ -236,8 +236,8 @@ attributes:
 notes:
   - "The fault codes are: V(bad_argument), V(disk_full), V(dest_not_writable), V(source_unauthorized), V(hash_mismatch), V(size_mismatch),
     V(not_the_file), V(lfs_pointer), V(empty_file), V(source_missing), V(source_refused), V(source_unreachable), V(source_misbehaves),
-    V(source_changed), V(checksum_missing), V(file_missing), V(file_corrupt), V(lock_invalid), V(lock_mismatch), V(not_locked); as
-    warnings V(unverified), V(slow_storage) and V(pull_unfinished)."
+    V(source_changed), V(checksum_missing), V(file_missing), V(file_corrupt), V(lock_invalid), V(lock_mismatch), V(not_locked), and
+    those of M(volta.llm.gguf_info) where no SHA-256 proves a model; as warnings V(unverified), V(slow_storage) and V(pull_unfinished)."
   - When a right hash was written wrong, the whole file that was refused is kept in C(.volta-transfer) and taken without a new download
     once the value is corrected.
 author:

@@ -21,7 +21,8 @@ from pathlib import Path
 
 from ..faults import Fault, FaultError, is_fatal
 from ..files import sync_folder
-from ..gguf.reader import check_data, read_header
+from ..gguf.reader import Header, check_data, read_header
+from ..gguf.shards import ShardName, check_first, check_set, shard_name
 from ..gguf.source import FileSource
 from ..progress import ProgressWriter, read_progress
 from .catalogue import fault
@@ -29,8 +30,8 @@ from .disk import find_orphans
 from .engine import SNIFF, Fetched, Settings, SourceFailed, Transfer, discard
 from .http import host_of
 from .local import add_range, append_file, cut_off, link_file, share_blocks
-from .sniff import sniff
-from .sources import Source, from_api, from_hops
+from .sniff import named_by_pointer, sniff
+from .sources import Source, from_api, from_hops, lacking
 from .store import Lock, PartPlaces, Places, Stamp, read_stamp, remove
 
 MIB = 1 << 20
@@ -166,6 +167,8 @@ class Delivery:
         self._progress = Progress(progress_file, None)
         #: Why files that are there cannot be read, by index.
         self._unreadable: dict[int, str] = {}
+        #: SHA-256 and size by Git-LFS pointers that came in place of files, by index.
+        self._pointers: dict[int, tuple[str, int]] = {}
         self.report = Report([Delivered(item.dest) for item in wanted])
 
     # -- looking ----------------------------------------------------------------------------------------------------
@@ -509,22 +512,70 @@ class Delivery:
             progress.phase = f"from {host_of(source.url) if source.url else source.label}"
             progress.subject = item.dest.name
             progress.place = f"{position + 1} of {len(left)}" if len(left) > 1 else ""
-            if item.parts:
-                fetched, ready = self._fetch_joined(item, number, self.report.files[index])
-            else:
-                fetched, ready = self._fetch_one(item, source, self.report.files[index])
+            try:
+                if item.parts:
+                    fetched, ready = self._fetch_joined(item, number, self.report.files[index])
+                else:
+                    expected = self._by_pointer(index, _expected(item, source))
+                    fetched, ready = self._fetch_one(item, source, expected, self.report.files[index])
+            except SourceFailed as exc:
+                if exc.fault.code == "lfs_pointer" and (named := named_by_pointer(exc.fault.message)) is not None:
+                    self._pointers[index] = named
+                raise self._with_all_missing(exc, number, left[position + 1 :]) from exc
             if proved_by_hash(item):
                 self._place(index, fetched, source, ready)
             else:
                 held.append((index, fetched, ready))
             progress.before += fetched.size
+        self._check_shards({self._wanted[index].dest: ready for index, _, ready in held}, number)
         for index, fetched, ready in held:
             self._place(index, fetched, self._wanted[index].sources[number], ready)
 
-    def _fetch_one(self, item: Wanted, source: Source, outcome: Delivered) -> tuple[Fetched, Path]:
+    def _with_all_missing(self, failed: SourceFailed, number: int, others: Sequence[int]) -> SourceFailed:
+        """The failure; where a file is not there, with all of the set that are not: the operator is told once."""
+        if failed.fault.code != "source_missing" or not others:
+            return failed
+        names = [self._wanted[index].dest.name for index in others]
+        absent = lacking([self._wanted[index].sources[number] for index in others], self._settings)
+        lacks = [name for name, missing in zip(names, absent, strict=True) if missing]
+        if not lacks:
+            return failed
+        message = f"{failed.fault.message}; not there either: {', '.join(lacks)}"
+        return SourceFailed(replace(failed.fault, message=message))
+
+    def _check_shards(self, ready: dict[Path, Path], number: int) -> None:
+        """Shards that no hash proves must be those of one model, as an engine checks when it loads them.
+
+        ``ready`` is where the files lie that have come and have no names yet.
+        """
+        sets: dict[tuple[Path, str, int], ShardName] = {}
+        for dest in ready:
+            named = shard_name(dest.name)
+            if named is not None and named.count > 1:
+                sets[(dest.parent, named.stem, named.count)] = named
+        faults: list[Fault] = []
+        for (folder, _, _), named in sets.items():
+            faults += check_set(named, [_header(ready.get(folder / name, folder / name)) for name in named.all])
+        if not faults:
+            return
+        for dest in ready:
+            places = Places(dest)
+            discard(places)
+            remove(places.linked, places.incoming)
+        label = next(item.sources[number].label for item in self._wanted if item.dest in ready)
+        told = "; ".join(f"{found.subject}: {found.message}" for found in faults)
+        raise SourceFailed(replace(faults[0], subject=label, message=told))
+
+    def _by_pointer(self, index: int, expected: Wanted) -> Wanted:
+        """With what a pointer that an earlier source sent names, where no hash is known and no other size."""
+        sha256, size = self._pointers.get(index, (None, None))
+        if sha256 is None or expected.sha256 is not None or expected.size not in (None, size):
+            return expected
+        return replace(expected, sha256=sha256, size=size)
+
+    def _fetch_one(self, item: Wanted, source: Source, expected: Wanted, outcome: Delivered) -> tuple[Fetched, Path]:
         """A whole and right file, and where it lies ready to get its name."""
         places = Places(item.dest)
-        expected = _expected(item, source)
         for attempt in (1, 2):
             ready = places.part
             if source.path is not None and source.use != "copy":
@@ -892,12 +943,26 @@ def _fault_within(path: Path, name: str, subject: str, sha256: str | None) -> Fa
     try:
         source = FileSource(str(path))
         try:
-            check_data(read_header(source), name)
+            header = read_header(source)
+            check_data(header, name)
         finally:
             source.close()
     except FaultError as exc:
         return replace(exc.fault, subject=subject)
-    return None
+    # A shard that has the name of a whole file; those with names of shards are judged together.
+    faults = check_first(header, name)[1] if shard_name(name) is None else []
+    return replace(faults[0], subject=subject) if faults else None
+
+
+def _header(path: Path) -> Header | None:
+    try:
+        source = FileSource(str(path))
+        try:
+            return read_header(source)
+        finally:
+            source.close()
+    except FaultError:
+        return None
 
 
 def _head(path: Path) -> bytes:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 
+from ..gguf.identify import identify
 from .http import plain
 
 GGUF_MAGIC = b"GGUF"
@@ -19,6 +20,12 @@ def lfs_pointer(head: bytes) -> tuple[str | None, int | None] | None:
     oid = re.search(rb"^oid sha256:([0-9a-f]{64})\s*$", head, re.MULTILINE)
     size = re.search(rb"^size ([0-9]{1,18})\s*$", head, re.MULTILINE)
     return (oid.group(1).decode() if oid else None, int(size.group(1)) if size else None)
+
+
+def named_by_pointer(message: str) -> tuple[str, int] | None:
+    """(SHA-256, size) of the file itself, from the message of the fault C(lfs_pointer); null where it does not say."""
+    match = re.search(r"\(the file itself has ([0-9]+) bytes, SHA-256 ([0-9a-f]{64})\)", message)
+    return (match[2], int(match[1])) if match else None
 
 
 def sniff(head: bytes, name: str, content_type: str = "") -> tuple[str, str, str] | None:
@@ -48,7 +55,9 @@ def sniff(head: bytes, name: str, content_type: str = "") -> tuple[str, str, str
     ):
         found = f"a JSON answer ({_excerpt(head)})"
     elif is_gguf:
-        found = f"something else: a GGUF begins with 'GGUF', this with {head[:4]!r}"
+        # Its length is not known here, and only serves to tell one format that begins with a length of its own.
+        known = identify(head, 1 << 62)
+        found = f"something else ({known.words if known else plain(repr(head[:4]))})"
     if found is None:
         return None
     return (

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -299,6 +299,25 @@ def from_api(source: Source, settings: Settings) -> tuple[int | None, str | None
         return None, None
     listed = list_files(source.kind, source.api, settings, source.headers)
     return next(((entry.size, entry.sha256) for entry in listed if entry.path == source.hub_path), (None, None))
+
+
+def lacking(sources: Sequence[Source], settings: Settings) -> list[bool]:
+    """Which of the sources do not have their file; false also for those that do not say. Asks for no content."""
+    absent = []
+    for number, source in enumerate(sources):
+        if source.url is None:
+            absent.append(source.problem is None and not Path(source.path or "").is_file())
+            continue
+        headers = {**settings.headers, **source.headers}
+        session = Session(settings.timeout, settings.timeout, headers, settings.ca_path, settings.unreachable)
+        try:
+            absent.append(session.get(source.url, {"Range": "bytes=0-0"}).status in (404, 410, 451))
+        except (Unreachable, ProtocolError, HostRefused, TimeoutError, OSError):
+            # One time-out is enough.
+            return absent + [False] * (len(sources) - number)
+        finally:
+            session.close()
+    return absent
 
 
 def read_checksum_file(place: str, settings: Settings, headers: Mapping[str, str]) -> str:

@@ -23,6 +23,7 @@ from typing import BinaryIO
 import pytest
 from ansible_collections.volta.llm.plugins.module_utils.faults import FaultError
 from ansible_collections.volta.llm.plugins.module_utils.transfer import engine
+from ansible_collections.volta.llm.plugins.module_utils.transfer.deliver import Wanted
 from ansible_collections.volta.llm.plugins.module_utils.transfer.http import retry_after
 from ansible_collections.volta.llm.plugins.module_utils.transfer.sources import Source
 
@@ -808,7 +809,7 @@ WRONG = {
     "web page": (b"<!DOCTYPE html><html><body>Log in</body></html>", "text/html", "not_the_file", "web page"),
     "json": (b'{"error":"Repository not found"}', "application/json", "not_the_file", "Repository not found"),
     "lfs pointer": (POINTER, "text/plain", "lfs_pointer", SHA256),
-    "other format": (b"PK\x03\x04" + bytes(2000), "application/zip", "not_the_file", "PK"),
+    "other format": (b"PK\x03\x04" + bytes(2000), "application/zip", "not_the_file", "zip archive"),
     "nothing": (b"", "application/octet-stream", "empty_file", "0 bytes"),
 }
 
@@ -851,6 +852,46 @@ def test_something_else_of_a_known_size_is_named_for_what_it_is(
     assert_refused(desk, report, code)
     assert word in report.faults[0].message
     assert desk.leftovers == set()
+
+
+@pytest.mark.parametrize(
+    ("head", "word"),
+    [
+        (b"FUGG\3\0\0\0", "byte-swapped"),
+        ((70).to_bytes(8, "little") + b'{"__metadata__":{}}', "safetensors"),
+        (b"PK\x03\x04", "zip archive"),
+        (b"\x1f\x8b\x08", "gzip"),
+        (b"\x28\xb5\x2f\xfd", "zstd"),
+        (b"tjgg\3\0\0\0", "before GGUF"),
+        (b"", "never written"),
+        (b"GGUE", "'GGUE'"),
+    ],
+)
+def test_what_gguf_info_names_is_named_before_it_is_stored(site: Site, desk: Desk, head: bytes, word: str) -> None:
+    site.files[URL] = head + bytes(3000)
+    report = desk.order(site.url(URL), sha256=None)
+    assert_refused(desk, report, "not_the_file")
+    assert word in report.faults[0].message
+    assert desk.leftovers == set()
+
+
+@pytest.mark.parametrize("has", ["the file", "another of its size", "another size"])
+def test_what_a_pointer_names_is_what_the_next_source_must_have(
+    site: Site, other_site: Site, desk: Desk, has: str
+) -> None:
+    # C02: where nothing else is known of the file.
+    site.files[URL] = POINTER.replace(b"23072997", str(len(CONTENT)).encode())
+    if has != "the file":
+        other_site.files[URL] = CONTENT[:-1] + (b"\0" if has == "another of its size" else b"")
+    report = desk.order(site.url(URL), other_site.url(URL), sha256=None)
+    if has == "the file":
+        assert_whole(desk)
+        assert report.files[0].verified(Wanted(desk.dest)) == "source"
+        assert [fault.code for fault in report.passed_over] == ["lfs_pointer"]
+    else:
+        assert_refused(
+            desk, report, "lfs_pointer", "hash_mismatch" if has == "another of its size" else "size_mismatch"
+        )
 
 
 def test_a_pointer_on_the_machine_is_named_for_what_it_is(desk: Desk, tmp_path: Path) -> None:

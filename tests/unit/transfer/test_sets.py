@@ -214,6 +214,60 @@ def test_a_model_of_ollama_is_one_file(desk: Desk, given: list[str], own: bool) 
     sets_of(desk, files=files, sources=[{"url": "http://h/"}, one])
 
 
+@pytest.fixture
+def real_shards(tmp_path: Path) -> dict[str, bytes]:
+    """A model in two shards, by name."""
+    (tmp_path / "made").mkdir()
+    first = real(tmp_path / "made" / "m.gguf", split_after=2)
+    return {path.name: path.read_bytes() for path in sorted(first.parent.glob("*-of-*.gguf"))}
+
+
+@pytest.mark.parametrize("wrong", ["swapped", "another model's", "none"])
+def test_shards_that_nothing_proves_must_belong_together(
+    site: Site, desk: Desk, tmp_path: Path, real_shards: dict[str, bytes], wrong: str
+) -> None:
+    # What gguf_info tells of a set, before any of it has a name.
+    one, two = real_shards
+    served = dict(real_shards)
+    if wrong == "swapped":
+        served = {one: real_shards[two], two: real_shards[one]}
+    if wrong == "another model's":
+        served[two] = real(tmp_path / "whole.gguf").read_bytes()
+    site.files = {f"/{name}": data for name, data in served.items()}
+    report = deliver(desk, sets_of(desk, files=[{"name": one}], sources=[{"url": site.url("/")}]))
+    if wrong == "none":
+        assert {fault.code for fault in report.faults} == {"unverified"}
+        assert sorted(path.name for path in desk.dest.parent.glob("*.gguf")) == [one, two]
+        return
+    assert [fault.code for fault in report.faults] == ["gguf_shard_mismatch"]
+    # Both where both are wrong.
+    assert all(name in report.faults[0].message for name in ([one, two] if wrong == "swapped" else [two]))
+    assert desk.leftovers == set()
+
+
+def test_a_shard_under_the_name_of_a_whole_file_gets_no_name(
+    site: Site, desk: Desk, real_shards: dict[str, bytes]
+) -> None:
+    site.files = {"/model.gguf": next(iter(real_shards.values()))}
+    report = desk.order(site.url("/model.gguf"), sha256=None)
+    assert [fault.code for fault in report.faults] == ["gguf_shard_mismatch"]
+    assert not desk.dest.exists()
+
+
+@pytest.mark.parametrize("kind", ["url", "file"])
+def test_all_that_a_source_lacks_of_a_set_is_named_at_once(site: Site, desk: Desk, tmp_path: Path, kind: str) -> None:
+    usb = tmp_path / "usb"
+    usb.mkdir()
+    (usb / SHARDS[1]).write_bytes(some(SHARDS[1]))
+    site.files = {f"/{SHARDS[1]}": some(SHARDS[1])}
+    files = [{"name": name, "sha256": sha256(some(name))} for name in SHARDS]
+    source = {"url": site.url("/")} if kind == "url" else {"file": f"{usb}/"}
+    report = deliver(desk, sets_of(desk, files=files, sources=[source]))
+    assert [fault.code for fault in report.faults] == ["source_missing"]
+    assert SHARDS[0] in report.faults[0].message + report.faults[0].subject
+    assert f"not there either: {SHARDS[2]}" in report.faults[0].message
+
+
 # -- raw parts ---------------------------------------------------------------------------------------------------------
 
 STYLES = [
