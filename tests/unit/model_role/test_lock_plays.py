@@ -122,9 +122,19 @@ def test_the_first_run_writes_the_lock_and_nothing_else_is_accepted(bench: Bench
     assert "[hash_mismatch]" in said
     assert "model_lock_renew" in said
     assert "changed=0" in said
+    before = bench.lock.read_text()
     code, said = bench.play("model_lock", settings)
     assert code == 2
     assert "[lock_mismatch]" in said
+    assert bench.lock.read_text() == before
+    # Where the new upload is meant, that is said.
+    code, _ = bench.play("model_lock", {**settings, "model_lock_renew": True})
+    assert code == 0
+    (source,) = yaml.safe_load(bench.lock.read_text())["sources"]
+    assert source["files"][0]["sha256"] != locked["sha256"]
+    assert not (bench.folder / "srv" / "small" / "m.gguf").exists()
+    code, _ = bench.play("model", settings)
+    assert code == 0
 
 
 def test_without_any_hash_the_role_refuses(bench: Bench, site: Site, content: bytes) -> None:
@@ -134,6 +144,13 @@ def test_without_any_hash_the_role_refuses(bench: Bench, site: Site, content: by
     assert code == 2
     assert "[not_locked]" in said
     assert not (bench.folder / "srv" / "small").exists()
+    assert not bench.lock.exists()
+    # Allowed, it is told in each run.
+    for changed in (1, 0):
+        code, said = bench.play("model", {**settings, "model_allow_unverified": True})
+        assert code == 0
+        assert f"changed={changed}" in said
+        assert "no SHA-256 is given: only its size was checked" in said
     assert not bench.lock.exists()
 
 
@@ -245,3 +262,13 @@ def test_what_unfinished_pulls_left_is_told_in_every_run_and_left_alone(bench: B
         assert f"rm {store}/blobs/sha256-*-partial*" in said
         assert f"changed={changed}" in said
     assert all(path.exists() for path in paths)
+
+
+def test_the_site_starts_the_download_before_the_build_and_joins_it_before_serving() -> None:
+    stages = [
+        entry["ansible.builtin.import_playbook"] for entry in yaml.safe_load((ROOT / "playbooks/site.yml").read_text())
+    ]
+    order = [stages.index(f"{stage}.yml") for stage in ("plan", "model_start", "engine", "model", "serve")]
+    assert order == sorted(order)
+    # What is refused costs no download.
+    assert stages.index("gpu.yml") < stages.index("model_start.yml")

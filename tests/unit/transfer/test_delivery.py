@@ -459,8 +459,9 @@ def test_a_folder_under_a_file_s_name(site: Site, desk: Desk, full: bool) -> Non
 
 
 @pytest.mark.parametrize("refetch", [True, False])
+@pytest.mark.parametrize("known", ["by the settings", "by the source"])
 def test_a_file_that_the_disk_no_longer_reads(
-    site: Site, desk: Desk, monkeypatch: pytest.MonkeyPatch, refetch: bool
+    site: Site, desk: Desk, monkeypatch: pytest.MonkeyPatch, refetch: bool, known: str
 ) -> None:
     desk.order(site.url(URL))
     hash_file = deliver_module._hash_file
@@ -471,11 +472,12 @@ def test_a_file_that_the_disk_no_longer_reads(
         return hash_file(path, note)
 
     monkeypatch.setattr(deliver_module, "_hash_file", unreadable)
-    wanted = [Wanted(desk.dest, None, SHA256, (Source(url=site.url(URL)),))]
+    expected = SHA256 if known == "by the settings" else None
+    wanted = [Wanted(desk.dest, None, expected, (Source(url=site.url(URL), sha256=SHA256),))]
     assert Delivery(wanted, desk.settings, full=True).predict().files[0].changed
     report = Delivery(wanted, desk.settings, full=True, refetch=refetch).run()
     if refetch:
-        assert report.faults == []
+        assert {fault.code for fault in report.faults} == (set() if expected else {"unverified"})
         assert report.files[0].changed
         assert report.files[0].set_aside == str(desk.dest) + ".corrupt"
         assert desk.dest.read_bytes() == CONTENT
