@@ -12,11 +12,13 @@ version_added: 0.1.0
 description:
   - Waits until llama-server is ready and asks it one question. An answer that is empty, made of control characters or one token repeated is a
     failure, although its HTTP status is 200.
-  - Tells apart a refused connection, a model that is still loading, a server that hangs and a service that has ended; the last fails at once
-    with the service's last lines.
-  - Checks that the listening process is the service's, that the model is the expected one, how much context a request is granted, and that the
-    process holds memory on a GPU.
-  - Changes nothing. Run it on the machine that serves, since it reads C(/proc) there.
+  - Tells apart a refused connection, a model that is still loading, a server that is busy with others, one that hangs and a service that has
+    ended; see RV(state). A service that has ended fails at once, with its last lines.
+  - Checks that the listening process is the service's, that model and file are the expected ones, how much context a request is granted, that
+    the process holds memory on a GPU, and that the service said of none of its options at its start that it has no effect.
+  - With O(memory) it compares what the process holds of each GPU with what was counted before. With O(calibration_file) that is kept, and the
+    next plan on the machine counts what was short. Without it this module changes nothing.
+  - Run it on the machine that serves, since it reads C(/proc) there.
 author:
   - The volta.llm authors
 options:
@@ -33,6 +35,11 @@ options:
     description:
       - File on the target that holds keys, one a line; the first is presented. Excludes O(api_key).
     type: path
+  validate_certs:
+    description:
+      - Whether the certificate of an C(https) endpoint must be trusted and name its address. A certificate rarely names C(127.0.0.1).
+    type: bool
+    default: true
   model:
     description:
       - Expected model, by id or alias. Not given, any model is right.
@@ -65,6 +72,17 @@ options:
     type: list
     elements: path
     default: []
+  memory:
+    description:
+      - What was counted for each GPU before the start, as RV(volta.llm.llama_server_arguments#module:servers[].memory) has it. Of each entry
+        C(uuid), C(bus_id) and C(counted_mib) are read. Looked at with O(expect_gpu) only.
+    type: list
+    elements: dict
+    default: []
+  calibration_file:
+    description:
+      - File on the target to keep the difference in, by O(unit). It is written when it is new or differs by more than 64 MiB from what is kept.
+    type: path
   prompt:
     description:
       - The question. It is sent with temperature 0, so that the same server gives the same answer.
@@ -107,6 +125,48 @@ EXAMPLES = r"""
 """
 
 RETURN = r"""
+state:
+  description:
+    - What the endpoint is. Null when it was not asked, such as for want of a key.
+    - V(refused) nothing listens; V(unresponsive) it takes connections and does not answer; V(unexpected) something else answers; V(ended) the
+      service has ended; V(loading) the model is being loaded; V(ready); V(busy) ready, and every slot works on a request of others.
+  returned: always
+  type: str
+  sample: ready
+processing:
+  description: Requests of others that were worked on when the question was asked. Null when the server does not say (C(/metrics)).
+  returned: always
+  type: int
+  sample: 0
+waiting:
+  description: Requests of others that waited for a slot. Null when the server does not say.
+  returned: always
+  type: int
+  sample: 0
+memory:
+  description: Each GPU of O(memory) against what the process holds of it.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    uuid:
+      description: UUID of the GPU.
+      type: str
+    bus_id:
+      description: Bus id of the GPU.
+      type: str
+    counted_mib:
+      description: MiB counted before the start.
+      type: float
+      sample: 20112.0
+    measured_mib:
+      description: MiB held. Null when nvidia-smi does not say.
+      type: float
+      sample: 20344.0
+    deviation_mib:
+      description: MiB held less MiB counted.
+      type: float
+      sample: 232.0
 would_verify:
   description: Whether this was check mode and the endpoint was not ready, so that nothing was judged.
   returned: always
@@ -187,13 +247,16 @@ faults:
 """
 
 from pathlib import Path
+from typing import Any
 
 from ansible_collections.volta.llm.plugins.module_utils.arguments import NVIDIA_SMI, SYSROOT
-from ansible_collections.volta.llm.plugins.module_utils.faults import Fault, FaultError
+from ansible_collections.volta.llm.plugins.module_utils.faults import Fault, FaultError, is_fatal
 from ansible_collections.volta.llm.plugins.module_utils.machine import Machine
 from ansible_collections.volta.llm.plugins.module_utils.module import VoltaModule
 from ansible_collections.volta.llm.plugins.module_utils.results import finish
+from ansible_collections.volta.llm.plugins.module_utils.serving import calibration
 from ansible_collections.volta.llm.plugins.module_utils.serving.catalogue import CATALOGUE
+from ansible_collections.volta.llm.plugins.module_utils.serving.measured_catalogue import CATALOGUE as MEASURED
 from ansible_collections.volta.llm.plugins.module_utils.serving.probe import Probe, Question
 
 #: What means "not there yet" and is therefore no fault in check mode.
@@ -214,12 +277,28 @@ def read_key(path: str) -> str:
     raise FaultError(CATALOGUE.fault("wrong_key", path, problem, "Correct api_key_file, or give api_key."))
 
 
+def keep(path: str, probe: Probe, check: bool) -> tuple[bool, list[Fault]]:
+    """Whether what was measured is (or would be) written down for the next plan, and why it could not be."""
+    found, question = probe.finding, probe.question
+    settings: dict[str, Any] = {
+        "model": question.model_files[0] if question.model_files else found.model,
+        "context_per_request": found.context_per_request,
+        "parallel": found.parallel,
+    }
+    try:
+        return calibration.keep(Path(path), question.unit or question.root, settings, probe.held, check), []
+    except OSError as exc:
+        remedy = "Make the folder writable for root; the server itself is not concerned."
+        return False, [MEASURED.fault("calibration_not_kept", path, exc.strerror or str(exc), remedy)]
+
+
 def main() -> None:
     module = VoltaModule(
         argument_spec={
             "base_url": {"type": "str", "default": "http://127.0.0.1:8080/v1"},
             "api_key": {"type": "str", "no_log": True},
             "api_key_file": {"type": "path", "no_log": False},
+            "validate_certs": {"type": "bool", "default": True},
             "model": {"type": "str"},
             "timeout": {"type": "float", "default": 600.0},
             "answer_timeout": {"type": "float", "default": 120.0},
@@ -227,6 +306,8 @@ def main() -> None:
             "expect_gpu": {"type": "bool"},
             "unit": {"type": "str"},
             "model_files": {"type": "list", "elements": "path", "default": []},
+            "memory": {"type": "list", "elements": "dict", "default": []},
+            "calibration_file": {"type": "path"},
             "prompt": {"type": "str", "default": "Reply with one short sentence."},
             "max_tokens": {"type": "int", "default": 48, "no_log": False},
             **NVIDIA_SMI,
@@ -249,6 +330,7 @@ def main() -> None:
         Question(
             base_url=given["base_url"],
             api_key=key,
+            validate_certs=given["validate_certs"],
             model=given["model"],
             timeout=0.0 if module.check_mode else given["timeout"],
             answer_timeout=given["answer_timeout"],
@@ -260,16 +342,22 @@ def main() -> None:
             nvidia_smi=given["nvidia_smi"],
             # Check mode does not restart a service that has former files.
             model_files=[] if module.check_mode else given["model_files"],
+            memory=given["memory"],
         ),
         Machine(given["sysroot"]),
     )
     if not faults:
         faults = probe.examine()
+    kept = False
+    # What a server with a fault holds is no measure for the next.
+    if given["calibration_file"] and not any(map(is_fatal, faults)):
+        kept, problems = keep(given["calibration_file"], probe, module.check_mode)
+        faults += problems
     would_verify = module.check_mode and any(fault.code in NOT_THERE for fault in faults)
     finish(
         module,
         [] if would_verify else faults,
-        changed=False,
+        changed=kept,
         would_verify=would_verify,
         base_url=f"{probe.question.root}/v1",
         **probe.finding.as_dict(),

@@ -2,28 +2,33 @@
 # GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Asking an endpoint whether it serves: readiness, whose process it is, which model, how much context, one answer.
 
-Figures are those the server itself gives: ``/props`` names the context of one slot (default_generation_settings.n_ctx)
-and the number of slots (total_slots); ``/v1/models`` names id and aliases (llama.cpp 0.5.0, tools/server).
+Figures are those the server itself gives: ``/props`` names the context of one slot
+(default_generation_settings.n_ctx), the number of slots (total_slots) and the file (model_path); ``/v1/models`` names
+id and aliases; ``/metrics`` counts the requests at work and those that wait (llama.cpp 0.5.0, tools/server).
 """
 
 from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
+import ssl
 import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from ..faults import Fault, FaultError
 from ..machine import Machine, run
+from . import calibration, ignored
 from .catalogue import CATALOGUE
 from .listener import listeners
 from .mapped import outdated
+from .measured_catalogue import CATALOGUE as MEASURED
 from .service import Runner, Status, journal_tail, status
 
 PROMPT = "Reply with one short sentence."
@@ -31,13 +36,16 @@ PROMPT = "Reply with one short sentence."
 HEALTH_SECONDS = 10.0
 #: A piece of text that fills the answer this often is a repetition.
 REPETITIONS = 4
+#: After this time a server has noticed that a connection was closed, and dropped its request.
+GONE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
 class Question:
     """What is asked of the endpoint, and what is expected of it; null expects nothing.
 
-    ``timeout``: seconds to wait until it is ready. ``answer_timeout``: seconds for the answer.
+    ``timeout``: seconds to wait until it is ready. ``answer_timeout``: seconds for the answer. ``memory``: what was
+    counted for each GPU before the start (see memory.Counted.per_gpu).
     """
 
     base_url: str
@@ -52,6 +60,8 @@ class Question:
     max_tokens: int = 48
     nvidia_smi: str = "nvidia-smi"
     model_files: Sequence[str] = ()
+    validate_certs: bool = True
+    memory: Sequence[Mapping[str, Any]] = ()
 
     @property
     def root(self) -> str:
@@ -60,15 +70,24 @@ class Question:
 
 @dataclass
 class Finding:
-    """What was found; null is unknown. ``ready_s``: seconds waited. ``gpu_memory``: used MiB by GPU UUID."""
+    """What was found; null is unknown.
 
+    ``state``: refused, unresponsive, unexpected, ended, loading, ready, or busy (ready, with every slot at work).
+    ``ready_s``: seconds waited. ``processing`` and ``waiting``: requests of others when the question was asked.
+    ``gpu_memory``: used MiB by GPU UUID. ``memory``: the same against what was counted.
+    """
+
+    state: str | None = None
     ready_s: float | None = None
     model: str | None = None
     context_per_request: int | None = None
     parallel: int | None = None
+    processing: int | None = None
+    waiting: int | None = None
     pid: int | None = None
     gpu_resident: bool | None = None
     gpu_memory: dict[str, int | None] = field(default_factory=dict)
+    memory: list[dict[str, Any]] = field(default_factory=list)
     answer: str | None = None
     completion_tokens: int | None = None
     tokens_per_second: float | None = None
@@ -101,13 +120,34 @@ class Reply:
         return str(text)[:300] if text else ""
 
 
+@dataclass(frozen=True)
+class Load:
+    """Requests at work and waiting, and steps of computation since the server's start; null is unknown."""
+
+    NAMES: ClassVar[tuple[str, ...]] = ("requests_processing", "requests_deferred", "n_decode_total")
+
+    processing: int | None = None
+    waiting: int | None = None
+    decodes: float | None = None
+
+    def fills(self, slots: int | None) -> bool:
+        """Whether a further request would wait."""
+        return bool(self.waiting) or (self.processing is not None and slots is not None and self.processing >= slots)
+
+
 class Client:
     """Plain HTTP without proxies: the endpoint is on this machine or in its network."""
 
-    def __init__(self, root: str, api_key: str | None) -> None:
+    def __init__(self, root: str, api_key: str | None, validate_certs: bool = True) -> None:
         self._root = root
         self._key = api_key
-        self._opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        context = ssl.create_default_context()
+        if not validate_certs:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        self._opener = urllib.request.build_opener(
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+        )
 
     def get(self, path: str, timeout: float = HEALTH_SECONDS) -> Reply:
         return self._ask(urllib.request.Request(self._root + path), timeout)
@@ -152,14 +192,21 @@ class Probe:
         here: Machine | None = None,
         runner: Runner = run,
         sleep: Callable[[float], None] = time.sleep,
+        health_timeout: float = HEALTH_SECONDS,
     ) -> None:
+        self._health_timeout = health_timeout
         self.question = question
         self.finding = Finding()
+        #: Each GPU against what was counted for it; filled where the question names figures.
+        self.held: list[calibration.Held] = []
+        self._before = Load()
+        self._started: float | None = None
+        self._said: list[str] | None = None
         self._gpu_machine = gpu_machine
         self._here = here or Machine()
         self._run = runner
         self._sleep = sleep
-        self._client = Client(question.root, question.api_key)
+        self._client = Client(question.root, question.api_key, question.validate_certs)
 
     def examine(self) -> list[Fault]:
         """Every check that still makes sense after the ones before it; one that ends the work is the last fault."""
@@ -170,6 +217,8 @@ class Probe:
             faults += self._check_files()
             faults += self._check_model()
             faults += self._check_context()
+            faults += self._check_log()
+            self._count_requests()
             faults += self._check_answer()
             faults += self._check_gpu()
         except FaultError as exc:
@@ -182,12 +231,13 @@ class Probe:
         """Until /health answers 200. A service that has ended is reported at once, with its last lines."""
         begun = time.monotonic()
         while True:
-            reply = self._client.get("/health")
+            reply = self._client.get("/health", self._health_timeout)
             waited = time.monotonic() - begun
             if reply.status == 200:
                 if not isinstance(reply.json(), dict):
                     raise self._unexpected("/health answers 200 with something else than JSON")
                 self.finding.ready_s = round(waited, 2)
+                self.finding.state = "ready"
                 return
             if reply.status is not None and reply.status != 503:
                 raise self._unexpected(f"/health answers {reply.status}")
@@ -198,6 +248,8 @@ class Probe:
 
     def _not_ready(self, reply: Reply, waited: float) -> FaultError:
         limit = f"{waited:.0f} s"
+        states = {"timeout": "unresponsive", "broken": "unresponsive"}
+        self.finding.state = "loading" if reply.status == 503 else states.get(reply.problem, "refused")
         if reply.status == 503:
             return self._fault(
                 "endpoint_loading_timeout",
@@ -222,6 +274,7 @@ class Probe:
         now = self._status()
         # Between two starts the unit is "activating (auto-restart)": the process that was waited for is gone.
         if now.active in ("failed", "inactive") or now.sub == "auto-restart":
+            self.finding.state = "ended"
             tail = journal_tail(self.question.unit, runner=self._run)
             lines = f". Its last lines:\n{tail}" if tail else ""
             remedy = f"See: journalctl -u {self.question.unit}"
@@ -236,7 +289,8 @@ class Probe:
     def _check_process(self) -> list[Fault]:
         if self.question.unit is None:
             return []
-        self.finding.pid = self._status().pid
+        now = self._status()
+        self.finding.pid, self._started = now.pid, now.started
         port = urllib.parse.urlsplit(self.question.root).port or 80
         holders = [item for item in listeners(self._here, port) if item.pid is not None]
         if not holders or any(item.pid == self.finding.pid for item in holders):
@@ -282,7 +336,7 @@ class Probe:
         ]
         self.finding.model = names[0] if names else None
         faults = []
-        if self.question.api_key and Client(self.question.root, None).get("/v1/models").status == 200:
+        if self.question.api_key and self._without_key().get("/v1/models").status == 200:
             faults.append(
                 CATALOGUE.fault(
                     "key_not_enforced",
@@ -302,23 +356,112 @@ class Probe:
             )
         return faults
 
+    def _without_key(self) -> Client:
+        return Client(self.question.root, None, self.question.validate_certs)
+
     def _check_context(self) -> list[Fault]:
+        faults: list[Fault] = []
         content = self._client.get("/props").json()
         if isinstance(content, dict):
             slot = content.get("default_generation_settings")
             self.finding.context_per_request = _whole(slot.get("n_ctx") if isinstance(slot, dict) else None)
             self.finding.parallel = _whole(content.get("total_slots"))
+            faults += self._check_path(content.get("model_path"))
         granted, asked = self.finding.context_per_request, self.question.context_per_request
         if asked is not None and granted is not None and granted < asked:
-            return [
+            faults.append(
                 CATALOGUE.fault(
                     "context_short",
                     "context_per_request",
                     f"{granted} tokens granted, {asked} asked for",
                     "The engine's -c is the total of all requests; role llama_server computes it.",
                 )
-            ]
-        return []
+            )
+        return faults
+
+    def _check_path(self, path: object) -> list[Fault]:
+        """Whether the file that the server names is the one expected: an alias alone can stand for any file."""
+        wanted = self.question.model_files
+        if not wanted or not isinstance(path, str) or not path or os.path.realpath(path) == os.path.realpath(wanted[0]):
+            return []
+        return [
+            CATALOGUE.fault(
+                "wrong_model",
+                "model",
+                f"expected {wanted[0]}, the server has loaded {path}",
+                "Restart the service; if it stays so, another server answers on this address.",
+            )
+        ]
+
+    def _check_log(self) -> list[Fault]:
+        """What the server said at its start of options that have no effect. It serves all the same, and not as told."""
+        unit = self.question.unit
+        if unit is None or self.finding.pid is None:
+            return []
+        self._said = ignored.start_lines(unit, self.finding.pid, self._started, self._run)
+        return [
+            MEASURED.fault(
+                "option_ignored",
+                unit,
+                line,
+                "Remove the option, or give the server what it needs: a GPU that works, or an engine built with CUDA.",
+            )
+            for line in ignored.ignored(self._said)
+        ]
+
+    # --- the answer --------------------------------------------------------------------------------------------------
+
+    def _load(self) -> Load:
+        """What the server says of its work; null where it does not tell."""
+        reply = self._client.get("/metrics")
+        text = reply.body.decode("utf-8", "replace") if reply.status == 200 else ""
+        found = dict(re.findall(r"(?m)^llamacpp:(\w+) ([\d.eE+]+)$", text))
+        numbers = [float(found[name]) if name in found else None for name in Load.NAMES]
+        processing, waiting, decodes = numbers
+        return Load(_whole(processing), _whole(waiting), decodes)
+
+    def _count_requests(self) -> None:
+        self._before = self._load()
+        self.finding.processing, self.finding.waiting = self._before.processing, self._before.waiting
+        if self._before.fills(self.finding.parallel):
+            self.finding.state = "busy"
+
+    def _unanswered(self, reply: Reply, elapsed: float) -> FaultError:
+        """Why there was no answer: busy with others, hanging although it says it is ready, or failed."""
+        if reply.problem == "timeout":
+            limit = f"no answer within {elapsed:.0f} s"
+            # The server drops our own question when the connection goes; until then it would count as another's.
+            self._sleep(GONE_SECONDS)
+            now = self._load()
+            if now.fills(self.finding.parallel) and now.decodes != self._before.decodes:
+                self.finding.state = "busy"
+                slots = f"{now.processing} of {self.finding.parallel or '?'} slots at work, {now.waiting or 0} requests"
+                return FaultError(
+                    MEASURED.fault(
+                        "endpoint_busy",
+                        self.question.root,
+                        f"{slots} wait; {limit}, so nothing is proved of its answers",
+                        "Ask again when less is asked of it, or with a larger answer_timeout; more `parallel` on the "
+                        "server, or clients that ask for fewer at once, make it shorter.",
+                    )
+                )
+            if now.processing is not None and (now.processing == 0 or now.decodes == self._before.decodes):
+                what = "idle" if now.processing == 0 else f"at work on {now.processing} requests without getting on"
+                return FaultError(
+                    MEASURED.fault(
+                        "endpoint_stalled",
+                        self.question.root,
+                        f"says it is ready, is {what}; {limit}",
+                        f"Restart it: systemctl restart {self.question.unit or 'the service'}; if it comes again, see "
+                        "the journal and `journalctl -k --grep NVRM`.",
+                    )
+                )
+        what = f"HTTP {reply.status}: {reply.message}" if reply.status else reply.detail
+        return self._fault(
+            "completion_failed",
+            f"the test question got no answer ({what.rstrip(': ')})",
+            "See the journal of the service; a server that is busy needs a larger answer_timeout.",
+        )
 
     def _check_answer(self) -> list[Fault]:
         # No randomness: the same server gives the same answer, and one that repeats a token does so every time.
@@ -335,12 +478,7 @@ class Probe:
         elapsed = time.monotonic() - begun
         if reply.status != 200:
             self._check_alive()
-            what = f"HTTP {reply.status}: {reply.message}" if reply.status else reply.detail
-            raise self._fault(
-                "completion_failed",
-                f"the test question got no answer ({what.rstrip(': ')})",
-                "See the journal of the service; a server that is busy needs a larger answer_timeout.",
-            )
+            raise self._unanswered(reply, elapsed)
         body = reply.json()
         text, tokens, rate = _read_completion(body)
         self.finding.answer = text.strip() if text else None
@@ -368,18 +506,22 @@ class Probe:
                 self.finding.gpu_memory[fields[0]] = _whole(fields[2])
         self.finding.gpu_resident = bool(self.finding.gpu_memory)
         if self.finding.gpu_resident:
-            return []
+            self.held = calibration.compare(self.question.memory, self.finding.gpu_memory)
+            self.finding.memory = [gpu.as_dict() for gpu in self.held]
+            return calibration.judge(self.held)
+        said = ignored.without_gpu(self._said or [])
         return [
             CATALOGUE.fault(
                 "cpu_fallback",
                 f"pid {self.finding.pid}",
-                "holds no memory on any GPU: the model runs on the CPU",
+                f"holds no memory on any GPU: the model runs on the CPU{f'. It said: {said}' if said else ''}",
                 "See the journal for 'no usable GPU'; the usual causes are device nodes that came after the service "
                 "(restart it), an engine built without CUDA, and a driver that does not answer.",
             )
         ]
 
     def _unexpected(self, what: str) -> FaultError:
+        self.finding.state = "unexpected"
         return self._fault(
             "endpoint_unexpected",
             f"{what}: this is not llama-server",

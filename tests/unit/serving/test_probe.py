@@ -7,9 +7,10 @@ from __future__ import annotations
 import json
 import mmap
 import os
+import socket
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,6 +18,8 @@ from typing import Any
 
 import pytest
 from ansible_collections.volta.llm.plugins.module_utils.machine import Completed, Machine
+from ansible_collections.volta.llm.plugins.module_utils.serving import ignored
+from ansible_collections.volta.llm.plugins.module_utils.serving.measured_catalogue import CATALOGUE as MEASURED
 from ansible_collections.volta.llm.plugins.module_utils.serving.probe import Finding, Probe, Question, judge_answer
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,7 +31,8 @@ REFUSED_KEY = (401, {"error": {"message": "Invalid API Key", "type": "authentica
 
 @dataclass
 class Played:
-    """A server: ``health`` is answered in turn, its last entry for ever."""
+    """A server: ``health`` is answered in turn, its last entry for ever, and so are ``metrics`` (requests at work,
+    requests that wait, steps of computation)."""
 
     health: list[tuple[int, Any]] = field(default_factory=lambda: [(200, {"status": "ok"})])
     key: str | None = None
@@ -37,6 +41,10 @@ class Played:
     text: str | None = "The river runs to the sea."
     reasoning: str | None = None
     completion: tuple[int, Any] | None = None
+    model_path: str | None = None
+    metrics: list[tuple[int, int, int]] | None = None
+    never_answers: bool = False
+    released: threading.Event = field(default_factory=threading.Event)
     asked: list[dict[str, Any]] = field(default_factory=list)
 
     def answer(self, method: str, path: str, key: str, body: bytes) -> tuple[int, Any]:
@@ -48,9 +56,17 @@ class Played:
             return 200, {"object": "list", "data": [{"id": self.model, "aliases": [self.model, "second-name"]}]}
         if path == "/props":
             slot = {} if self.context is None else {"n_ctx": self.context}
-            return 200, {"default_generation_settings": slot, "total_slots": 2}
+            return 200, {"default_generation_settings": slot, "total_slots": 2, "model_path": self.model_path}
+        if path == "/metrics" and self.metrics is not None:
+            processing, waiting, steps = self.metrics.pop(0) if len(self.metrics) > 1 else self.metrics[0]
+            return 200, (
+                f"# HELP llamacpp:n_decode_total Number of llama_decode() calls\nllamacpp:n_decode_total {steps}\n"
+                f"llamacpp:requests_processing {processing}\nllamacpp:requests_deferred {waiting}\n"
+            ).encode()
         if path == "/v1/chat/completions":
             self.asked.append(json.loads(body))
+            if self.never_answers:
+                self.released.wait(60)
             if self.completion:
                 return self.completion
             message = {"role": "assistant", "content": self.text}
@@ -71,10 +87,11 @@ def served(played: Played) -> Iterator[str]:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             status, content = played.answer(self.command, self.path, self.headers.get("Authorization", ""), body)
             data = content if isinstance(content, bytes) else json.dumps(content).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
+            with suppress(ConnectionError):
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
 
         do_GET = do_POST = respond
 
@@ -86,6 +103,7 @@ def served(played: Played) -> Iterator[str]:
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}"
     finally:
+        played.released.set()
         server.shutdown()
         thread.join()
         server.server_close()
@@ -97,9 +115,12 @@ class PlayedSystemd:
 
     states: list[str]
     pid: int = field(default_factory=os.getpid)
+    said: str | None = None
 
     def __call__(self, argv: Sequence[str], timeout: float) -> Completed:
         if argv[0] == "journalctl":
+            if self.said is not None:
+                return Completed(tuple(argv), 0, stdout=self.said)
             return Completed(tuple(argv), 0, stdout="loading\nCUDA error: out of memory\n")
         active, _, sub = (self.states.pop(0) if len(self.states) > 1 else self.states[0]).partition("/")
         pid = self.pid if active == "active" else 0
@@ -120,17 +141,21 @@ def probed(
 
 
 def test_a_sound_endpoint() -> None:
-    played = Played(key=KEY)
+    played = Played(key=KEY, metrics=[(0, 0, 17)])
     codes, finding, _ = probed(played, api_key=KEY, model="demo", context_per_request=8192, unit="x.service")
     assert codes == []
     assert finding.as_dict() == {
+        "state": "ready",
         "ready_s": finding.ready_s,
         "model": "demo",
         "context_per_request": 8192,
         "parallel": 2,
+        "processing": 0,
+        "waiting": 0,
         "pid": os.getpid(),
         "gpu_resident": None,
         "gpu_memory": {},
+        "memory": [],
         "answer": "The river runs to the sea.",
         "completion_tokens": 9,
         "tokens_per_second": 41.26,
@@ -170,6 +195,7 @@ def test_loading_is_waited_for() -> None:
 def test_loading_for_too_long() -> None:
     codes, finding, text = probed(Played(health=[LOADING]), timeout=0.0)
     assert (codes, finding.ready_s, finding.answer) == (["endpoint_loading_timeout"], None, None)
+    assert finding.state == "loading"
     assert "loading" in text
 
 
@@ -178,19 +204,33 @@ def test_nothing_listens() -> None:
         pass
     probe = Probe(Question(base_url=url, timeout=0.0), Machine(), sleep=lambda seconds: None)
     assert [fault.code for fault in probe.examine()] == ["endpoint_refused"]
+    assert probe.finding.state == "refused"
+
+
+def test_a_server_that_takes_connections_and_says_nothing() -> None:
+    """A process that hangs on a GPU: the kernel still accepts for it."""
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        probe = Probe(
+            Question(base_url=f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.0), Machine(), health_timeout=0.2
+        )
+        assert [fault.code for fault in probe.examine()] == ["endpoint_unresponsive"]
+    assert probe.finding.state == "unresponsive"
 
 
 @pytest.mark.parametrize("state", ["failed/failed", "inactive/dead", "activating/auto-restart"])
 def test_a_service_that_ended_is_not_waited_for(state: str) -> None:
     systemd = PlayedSystemd(["activating/start-post", "activating/start-post", state])
-    codes, _, text = probed(Played(health=[LOADING]), systemd, unit="x.service", timeout=1e9)
-    assert codes == ["service_not_running"]
+    codes, finding, text = probed(Played(health=[LOADING]), systemd, unit="x.service", timeout=1e9)
+    assert (codes, finding.state) == (["service_not_running"], "ended")
     assert "CUDA error: out of memory" in text
 
 
 @pytest.mark.parametrize("health", [(404, {}), (401, {}), (200, b"<html>It works</html>")])
 def test_something_else_answers(health: tuple[int, Any]) -> None:
-    assert probed(Played(health=[health]))[0] == ["endpoint_unexpected"]
+    codes, finding, _ = probed(Played(health=[health]))
+    assert (codes, finding.state) == (["endpoint_unexpected"], "unexpected")
 
 
 def test_ready_and_idle_and_yet_no_answer() -> None:
@@ -198,6 +238,111 @@ def test_ready_and_idle_and_yet_no_answer() -> None:
     assert codes == ["completion_failed"]
     assert "HTTP 500: decode failed" in text
     assert finding.ready_s is not None
+
+
+@pytest.mark.parametrize(
+    ("metrics", "code", "state"),
+    [
+        # Before the question, and after it was given up: at work, waiting, steps of computation.
+        ([(2, 5, 100), (2, 5, 900)], "endpoint_busy", "busy"),
+        ([(0, 0, 100), (2, 0, 900)], "endpoint_busy", "busy"),
+        # E08: the server says it is ready and idle, and a request never returns.
+        ([(0, 0, 100), (0, 0, 100)], "endpoint_stalled", "ready"),
+        # Every slot at work, and none gets on: the GPU hangs, and that is not called busy.
+        ([(2, 5, 100), (2, 5, 100)], "endpoint_stalled", "busy"),
+        # A free slot, and it computes: slow, for a reason that is not known.
+        ([(0, 0, 100), (1, 0, 900)], "completion_failed", "ready"),
+        (None, "completion_failed", "ready"),
+    ],
+)
+def test_no_answer_in_time_is_busy_or_stalled(
+    metrics: list[tuple[int, int, int]] | None, code: str, state: str
+) -> None:
+    codes, finding, text = probed(
+        Played(metrics=list(metrics) if metrics else None, never_answers=True), answer_timeout=0.2
+    )
+    assert (codes, finding.state) == ([code], state)
+    assert finding.answer is None
+    assert ("5 requests wait" in text) == (metrics == [(2, 5, 100), (2, 5, 900)])
+
+
+def test_a_busy_server_that_answers_is_no_fault_and_says_so() -> None:
+    codes, finding, _ = probed(Played(metrics=[(2, 1, 100)]))
+    assert codes == []
+    assert (finding.state, finding.processing, finding.waiting) == ("busy", 2, 1)
+
+
+def test_busy_is_reported_and_fails_nothing_stalled_fails() -> None:
+    """A run on a machine in full use must not fail for it, and must not pass one that hangs."""
+    kinds = MEASURED.kinds
+    assert kinds["endpoint_busy"].severity == "warning"
+    assert kinds["endpoint_stalled"].severity == "critical"
+
+
+# --- what the log says -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("warning: no usable GPU found, --gpu-layers option will be ignored", "--gpu-layers"),
+        (
+            "warning: llama.cpp was compiled without support for GPU offload. Setting the split mode has no effect.",
+            "split",
+        ),
+        (
+            "0.00.120.004 W chat template does NOT support it, --reasoning-preserve has no effect",
+            "--reasoning-preserve",
+        ),
+        ("0.01.120.004 W srv  load_model: --cache-idle-slots requires --cache-ram, disabling", "--cache-idle-slots"),
+        ("ignoring option 'foo' from preset.ini: not supported by this program", "foo"),
+    ],
+)
+def test_an_option_that_the_server_ignores_is_a_fault(line: str, told: str) -> None:
+    systemd = PlayedSystemd(["active/running"], said=f"loading\n{line}\nready\n")
+    codes, _, text = probed(Played(), systemd, unit="x.service")
+    assert codes == ["option_ignored"]
+    assert told in text
+    assert "warning:" not in text
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "common_sampler: backend sampling is not compatible with grammar, disabling",
+        "srv  ignoring client-provided stream field in instance, streaming is not supported in predict route",
+        "model has unused tensor blk.0.nextn.weight (size = 12 bytes) -- ignoring",
+        "ggml_cuda_init: found 4 CUDA devices",
+    ],
+)
+def test_other_lines_are_none(line: str) -> None:
+    codes, _, text = probed(Played(), PlayedSystemd(["active/running"], said=f"{line}\n"), unit="x.service")
+    assert (codes, text) == ([], "")
+
+
+def test_the_log_is_that_of_this_process_since_its_start() -> None:
+    """A pid comes again, and what an earlier start said is over."""
+    asked: list[tuple[str, ...]] = []
+
+    def runner(argv: Sequence[str], timeout: float) -> Completed:
+        asked.append(tuple(argv))
+        return Completed(tuple(argv), 1)
+
+    assert ignored.start_lines("x", 4711, 1700000000.9, runner) == []
+    assert {"_SYSTEMD_UNIT=x.service", "_PID=4711", "--since=@1700000000"} <= set(asked[0])
+
+
+def test_a_journalctl_that_cannot_search() -> None:
+    """Built without PCRE2 it refuses --grep; then the lines are read."""
+
+    def runner(argv: Sequence[str], timeout: float) -> Completed:
+        if any(word.startswith("--grep") for word in argv):
+            return Completed(tuple(argv), 1, stderr="Compiled without pattern matching support\n")
+        return Completed(tuple(argv), 0, stdout="hello\nwarning: no usable GPU found, -ngl option will be ignored\n")
+
+    assert ignored.ignored(ignored.start_lines("x", 1, None, runner)) == [
+        "no usable GPU found, -ngl option will be ignored"
+    ]
 
 
 # --- whose process, which model (E22 ggml-org/llama.cpp#26822) -------------------------------------------------------
@@ -213,6 +358,20 @@ def test_another_process_on_the_port() -> None:
 @pytest.mark.parametrize(("model", "codes"), [("demo", []), ("second-name", []), ("other", ["wrong_model"])])
 def test_id_and_aliases(model: str, codes: list[str]) -> None:
     assert probed(Played(), model=model)[0] == codes
+
+
+def test_the_file_behind_the_alias(tmp_path: Path) -> None:
+    """An alias can stand for any file."""
+    shard, other = tmp_path / "m-00001-of-00002.gguf", tmp_path / "other.gguf"
+    shard.write_bytes(b"GGUF")
+    link = tmp_path / "link.gguf"
+    link.symlink_to(shard)
+    asked = {"model_files": [str(shard)], "model": "demo"}
+    assert probed(Played(model_path=str(link)), **asked)[0] == []
+    assert probed(Played(model_path=None), **asked)[0] == []
+    codes, _, text = probed(Played(model_path=str(other)), **asked)
+    assert codes == ["wrong_model"]
+    assert f"has loaded {other}" in text
 
 
 # --- keys ------------------------------------------------------------------------------------------------------------
@@ -318,6 +477,55 @@ def test_memory_on_the_gpus(
     sysroot = capture(tmp_path, rows.replace("{pid}", str(os.getpid())), rc)
     found, finding, _ = probed(Played(), sysroot=sysroot, unit="x.service", expect_gpu=True)
     assert (found, finding.gpu_resident, finding.gpu_memory) == (codes, resident, memory)
+
+
+def test_the_cause_of_a_cpu_fallback_is_told(tmp_path: Path) -> None:
+    said = "ggml_cuda_init: failed to initialize CUDA: no CUDA-capable device is detected\n"
+    systemd = PlayedSystemd(["active/running"], said=said)
+    codes, _, text = probed(Played(), systemd, capture(tmp_path, ""), unit="x.service", expect_gpu=True)
+    assert codes == ["cpu_fallback"]
+    assert "no CUDA-capable device is detected" in text
+
+
+COUNTED = [
+    {"uuid": "GPU-a", "bus_id": "0000:1a:00.0", "counted_mib": 20000.0, "layers": 24},
+    {"uuid": "GPU-b", "bus_id": "0000:1c:00.0", "counted_mib": 20000.0, "layers": 24},
+]
+
+
+@pytest.mark.parametrize(
+    ("held", "codes", "deviations"),
+    [
+        ((20300, 19800), [], [300.0, -200.0]),
+        ((23000, 20000), ["gpu_memory_deviates"], [3000.0, 0.0]),
+        # A micro-batch that was never filled: less than counted is reported, and no failure.
+        ((17000, 20000), ["gpu_memory_deviates"], [-3000.0, 0.0]),
+        # E10, `--tensor-split 1:1`: everything on one card.
+        ((39000, 529), ["gpu_memory_deviates", "gpu_memory_missing"], [19000.0, -19471.0]),
+        ((39000, None), ["gpu_memory_deviates", "gpu_memory_missing"], [19000.0, -20000.0]),
+    ],
+)
+def test_memory_of_each_gpu_against_what_was_counted(
+    tmp_path: Path, held: tuple[int, int | None], codes: list[str], deviations: list[float]
+) -> None:
+    """None: the process is not on that card at all."""
+    rows = "".join(
+        f"{uuid}, {os.getpid()}, {mib}\n" for uuid, mib in zip(("GPU-a", "GPU-b"), held, strict=True) if mib is not None
+    )
+    asked = {"unit": "x.service", "expect_gpu": True, "memory": COUNTED}
+    found, finding, text = probed(Played(), sysroot=capture(tmp_path, rows), **asked)
+    assert found == codes
+    assert [gpu["deviation_mib"] for gpu in finding.memory] == deviations
+    if codes:
+        assert "0000:1" in text
+
+
+def test_a_figure_that_nvidia_smi_does_not_give_is_not_judged(tmp_path: Path) -> None:
+    rows = f"GPU-a, {os.getpid()}, [N/A]\nGPU-b, {os.getpid()}, 20000\n"
+    asked = {"unit": "x.service", "expect_gpu": True, "memory": COUNTED}
+    found, finding, _ = probed(Played(), sysroot=capture(tmp_path, rows), **asked)
+    assert found == []
+    assert [gpu["measured_mib"] for gpu in finding.memory] == [None, 20000]
 
 
 @pytest.mark.parametrize("expect", [None, False])
