@@ -14,6 +14,9 @@ description:
     and what to write instead, all findings at once, before anything is changed.
   - Looks at the machine for it, at the installed engine's options, the model's header and shards, the GPUs, and who listens on the port.
   - The installed engine parses the arguments once, without loading the model.
+  - On GPUs it also counts what each of them will hold, by the plan of M(volta.llm.vram_plan) on this file and these cards and by the engine's
+    C(llama-fit-params) where it is installed; the larger figure must fit. Another engine on these cards is refused.
+  - Several servers of one machine (O(instances)) are judged together, since they must not share a port or a GPU.
   - Changes nothing. Module M(volta.llm.service_unit) puts the unit into use.
 author:
   - The volta.llm authors
@@ -96,6 +99,29 @@ options:
     description: File that holds the keys, one a line. The server is told this path, never a key.
     type: path
     default: /etc/llama-server/api-keys
+  tls:
+    description:
+      - Serve HTTPS with C(certificate) and C(key), paths of PEM files on the machine. The key may be readable to root alone.
+      - Refused when they do not belong together or the engine was built without OpenSSL.
+    type: dict
+    default: {}
+  timeout:
+    description: Seconds after which the server gives up a connection that neither reads nor writes. Not given, the engine decides.
+    type: int
+  allowed_clients:
+    description:
+      - Networks (CIDR) whose machines may reach the server; it always reaches itself. Empty leaves that to the machine's firewall.
+      - Not needed on a loopback address.
+    type: list
+    elements: str
+    default: []
+  client_filter:
+    description:
+      - What enforces O(allowed_clients). V(auto) is V(systemd) (C(IPAddressAllow=) of the unit) where a trial shows that it works, else
+        V(nftables), a table of its own that is set before each start.
+    type: str
+    choices: [auto, systemd, nftables]
+    default: auto
   extra_args:
     description: More arguments, word by word. What has an option here is refused.
     type: list
@@ -105,6 +131,105 @@ options:
     description: Environment variables of the server.
     type: dict
     default: {}
+  instances:
+    description:
+      - Further servers beside the default one, as units C(<name>@<instance>). What one does not say is as for the default server, except
+        C(alias), C(gpus) and C(tensor_split).
+    type: list
+    elements: dict
+    default: []
+    suboptions:
+      name:
+        description: Name of the instance, in small letters, digits and dashes.
+        type: str
+        required: true
+      port:
+        description: As O(port); no two servers share one.
+        type: int
+        required: true
+      model:
+        description: As O(model).
+        type: path
+      alias:
+        description: As O(alias).
+        type: str
+      host:
+        description: As O(host).
+        type: str
+      context_per_request:
+        description: As O(context_per_request).
+        type: int
+      parallel:
+        description: As O(parallel).
+        type: int
+      backend:
+        description: As O(backend).
+        type: str
+        choices: [cuda, cpu]
+      split_mode:
+        description: As O(split_mode).
+        type: str
+        choices: [auto, none, layer, row, tensor]
+      tensor_split:
+        description: As O(tensor_split).
+        type: raw
+      gpus:
+        description: As O(gpus).
+        type: list
+        elements: str
+      cache_type_k:
+        description: As O(cache_type_k).
+        type: str
+        choices: [f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1]
+      cache_type_v:
+        description: As O(cache_type_v).
+        type: str
+        choices: [f32, f16, bf16, q8_0, q4_0, q4_1, iq4_nl, q5_0, q5_1]
+      flash_attention:
+        description: As O(flash_attention).
+        type: str
+        choices: [auto, 'on', 'off']
+      threads:
+        description: As O(threads).
+        type: int
+      ubatch:
+        description: As O(ubatch).
+        type: int
+      api_keys:
+        description: As O(api_keys).
+        type: list
+        elements: str
+      tls:
+        description: As O(tls).
+        type: dict
+      timeout:
+        description: As O(timeout).
+        type: int
+      allowed_clients:
+        description: As O(allowed_clients).
+        type: list
+        elements: str
+      extra_args:
+        description: As O(extra_args).
+        type: list
+        elements: str
+      environment:
+        description: As O(environment).
+        type: dict
+  allow_unverified_model:
+    description:
+      - Whether a model is accepted whose files no run of M(volta.llm.model_download) proved by SHA-256, or that changed since.
+    type: bool
+    default: false
+  maintenance_restart:
+    description:
+      - Time of day (C(HH:MM), in quotes) at which a timer restarts the servers and asks each a first question. Empty for none.
+    type: str
+    default: ''
+  maintenance_patience:
+    description: Seconds to wait for running requests to end before the restart of that night is given up.
+    type: int
+    default: 1800
   binary:
     description: The engine's program.
     type: path
@@ -171,8 +296,100 @@ unit:
   description: Text of the unit file.
   returned: always
   type: str
+servers:
+  description:
+    - All servers, the default one first; each with the values below of its own, the unit's C(name) without its ending and the C(instance) that it
+      is, empty for the default one.
+  returned: always
+  type: list
+  elements: dict
+  sample: [{name: llama-server, instance: '', port: 8080}, {name: llama-server@b, instance: b, port: 8081}]
+leftover_units:
+  description: Units of instances that this collection wrote and that O(instances) does not have any more, without their ending.
+  returned: always
+  type: list
+  elements: str
+  sample: [llama-server@old]
+files:
+  description: Files that belong to the units, each with C(path) and C(content); none holds a secret.
+  returned: always
+  type: list
+  elements: dict
+absent_files:
+  description: Paths of such files that must not be there.
+  returned: always
+  type: list
+  elements: str
+maintenance_timer:
+  description: Unit of the timer of O(maintenance_restart).
+  returned: always
+  type: str
+  sample: llama-server-maintenance.timer
+maintenance_installed:
+  description: Whether that timer is there now.
+  returned: always
+  type: bool
+memory:
+  description:
+    - What each GPU in use will hold, in the engine's order; empty without GPUs, and where C(nvidia-smi) or the model do not answer.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    index:
+      description: Number of the GPU for the engine.
+      type: int
+    bus_id:
+      description: Its bus id.
+      type: str
+    uuid:
+      description: Its UUID.
+      type: str
+    product:
+      description: Its name.
+      type: str
+    layers:
+      description: Layers of the model on it.
+      type: int
+    overhead_mib:
+      description: MiB that driver and engine take beside the engine's buffers; in all three sums.
+      type: float
+    planned_mib:
+      description: MiB by the plan.
+      type: float
+    engine_mib:
+      description: MiB by C(llama-fit-params), less what it is known to count too much; null where it said nothing.
+      type: float
+    counted_mib:
+      description: The larger of the two.
+      type: float
+    memory_mib:
+      description: MiB that the card has.
+      type: float
+client_filter:
+  description: What keeps other clients away, V(systemd) or V(nftables). Null where O(allowed_clients) is empty or nobody else reaches the address.
+  returned: always
+  type: str
+  sample: systemd
+client_rules:
+  description: Rules for C(nft -f), which the unit reads before each start; empty unless RV(client_filter) is V(nftables).
+  returned: always
+  type: str
 account_exists:
   description: Whether there is an account O(user).
+  returned: always
+  type: bool
+tls_files:
+  description: Files of O(tls), which the server reads at its start.
+  returned: always
+  type: list
+  elements: str
+has_keys:
+  description: Whether clients must present an API key.
+  returned: always
+  type: bool
+metrics:
+  description: Whether the server has C(/metrics).
   returned: always
   type: bool
 model_files:
@@ -256,6 +473,9 @@ faults:
       type: str
 """
 
+from pathlib import PurePosixPath
+from typing import Any
+
 from ansible_collections.volta.llm.plugins.module_utils.arguments import SYSROOT, VARIABLES
 from ansible_collections.volta.llm.plugins.module_utils.machine import Machine
 from ansible_collections.volta.llm.plugins.module_utils.module import VoltaModule
@@ -267,31 +487,54 @@ from ansible_collections.volta.llm.plugins.module_utils.serving.arguments import
     SPLIT_MODES,
     Settings,
 )
+from ansible_collections.volta.llm.plugins.module_utils.serving.clients import FILTERS
 from ansible_collections.volta.llm.plugins.module_utils.serving.preparation import UnitOptions, prepare
+
+#: What an instance may say otherwise than the default server.
+SETTINGS: dict[str, dict[str, Any]] = {
+    "model": {"type": "path", "required": True},
+    "alias": {"type": "str", "default": ""},
+    "host": {"type": "str", "default": "127.0.0.1"},
+    "port": {"type": "int", "default": 8080},
+    "context_per_request": {"type": "int", "default": 8192},
+    "parallel": {"type": "int", "default": 1},
+    "backend": {"type": "str", "choices": list(BACKENDS), "default": "cuda"},
+    "split_mode": {"type": "str", "choices": list(SPLIT_MODES), "default": "auto"},
+    "tensor_split": {"type": "raw", "default": []},
+    "gpus": {"type": "list", "elements": "str", "default": []},
+    "cache_type_k": {"type": "str", "choices": list(CACHE_TYPES), "default": "f16"},
+    "cache_type_v": {"type": "str", "choices": list(CACHE_TYPES), "default": "f16"},
+    "flash_attention": {"type": "str", "choices": list(FLASH_ATTENTION), "default": "auto"},
+    "threads": {"type": "int"},
+    "ubatch": {"type": "int"},
+    "api_keys": {"type": "list", "elements": "str", "default": [], "no_log": True},
+    "tls": {"type": "dict", "default": {}},
+    "timeout": {"type": "int"},
+    "allowed_clients": {"type": "list", "elements": "str", "default": []},
+    "extra_args": {"type": "list", "elements": "str", "default": []},
+    "environment": {"type": "dict", "default": {}},
+}
+
+
+def of_an_instance() -> dict[str, dict[str, Any]]:
+    """The same options without defaults: what is not given is as for the default server."""
+    options = {
+        name: {key: value for key, value in option.items() if key not in ("default", "required")}
+        for name, option in SETTINGS.items()
+    }
+    return {"name": {"type": "str", "required": True}, **options, "port": {"type": "int", "required": True}}
 
 
 def main() -> None:
     module = VoltaModule(
         argument_spec={
-            "model": {"type": "path", "required": True},
-            "alias": {"type": "str", "default": ""},
-            "host": {"type": "str", "default": "127.0.0.1"},
-            "port": {"type": "int", "default": 8080},
-            "context_per_request": {"type": "int", "default": 8192},
-            "parallel": {"type": "int", "default": 1},
-            "backend": {"type": "str", "choices": list(BACKENDS), "default": "cuda"},
-            "split_mode": {"type": "str", "choices": list(SPLIT_MODES), "default": "auto"},
-            "tensor_split": {"type": "raw", "default": []},
-            "gpus": {"type": "list", "elements": "str", "default": []},
-            "cache_type_k": {"type": "str", "choices": list(CACHE_TYPES), "default": "f16"},
-            "cache_type_v": {"type": "str", "choices": list(CACHE_TYPES), "default": "f16"},
-            "flash_attention": {"type": "str", "choices": list(FLASH_ATTENTION), "default": "auto"},
-            "threads": {"type": "int"},
-            "ubatch": {"type": "int"},
-            "api_keys": {"type": "list", "elements": "str", "default": [], "no_log": True},
+            **SETTINGS,
             "api_key_file": {"type": "path", "default": "/etc/llama-server/api-keys", "no_log": False},
-            "extra_args": {"type": "list", "elements": "str", "default": []},
-            "environment": {"type": "dict", "default": {}},
+            "instances": {"type": "list", "elements": "dict", "default": [], "options": of_an_instance()},
+            "client_filter": {"type": "str", "choices": list(FILTERS), "default": "auto"},
+            "allow_unverified_model": {"type": "bool", "default": False},
+            "maintenance_restart": {"type": "str", "default": ""},
+            "maintenance_patience": {"type": "int", "default": 1800},
             "binary": {"type": "path", "default": "/opt/llama.cpp/current/bin/llama-server"},
             "name": {"type": "str", "default": "llama-server"},
             "user": {"type": "str", "default": "llama-server"},
@@ -305,8 +548,19 @@ def main() -> None:
     given = dict(module.params)
     del given["variable_prefix"]
     machine = Machine(given.pop("sysroot"))
-    options = UnitOptions(**{key: given.pop(key) for key in ("name", "user", "load_timeout", "guard")})
-    prepared = prepare(Settings(**given), options, machine, check=module.check_mode)
+    instances = given.pop("instances")
+    options = UnitOptions(
+        folder=str(PurePosixPath(given["api_key_file"]).parent),
+        **{
+            key: given.pop(key)
+            for key in (
+                *("name", "user", "load_timeout", "guard", "client_filter", "allow_unverified_model"),
+                *("maintenance_restart", "maintenance_patience"),
+            )
+        },
+    )
+    settings = Settings(unit=options.name, **given)
+    prepared = prepare(settings, options, machine, check=module.check_mode, instances=instances)
     finish(module, prepared.faults, changed=False, **prepared.results)
 
 

@@ -14,6 +14,7 @@ description:
     started again, and the task fails with the last lines of the service's journal.
   - A drop-in that changes what the unit says is refused before anything is done; one that only adds to it is not.
   - systemd reads the new unit before it replaces the one in use. A unit that never worked is removed again.
+  - A process that outlives SIGKILL, as one does that hangs on a broken GPU, is reported; no second one is started beside it.
   - A unit counts as ready when C(systemctl restart) returns, so readiness belongs into the unit (C(ExecStartPost=)).
   - Restarts a running service also when a file it reads at its start is newer than the process or no longer the one that
     the process has mapped, or when it runs another program than the unit names, so that a run that was killed is completed by the next.
@@ -25,13 +26,12 @@ options:
     type: str
     required: true
   content:
-    description: Text of the unit file.
+    description: Text of the unit file. Needed unless O(state=absent).
     type: str
-    required: true
   state:
-    description: Whether the service runs.
+    description: Whether the service runs. V(absent) stops, disables and removes it.
     type: str
-    choices: [started, stopped]
+    choices: [started, stopped, absent]
     default: started
   enabled:
     description: Whether the service is started at boot.
@@ -74,6 +74,12 @@ changes:
   type: list
   elements: str
   sample: [unit written, restarted]
+reasons:
+  description: Why a running service was restarted, in words; in check mode why it would be.
+  returned: always
+  type: list
+  elements: str
+  sample: [/etc/llama-server/api-keys was written since it started]
 restarted:
   description: Whether the service was started or restarted.
   returned: always
@@ -113,31 +119,41 @@ def main() -> None:
     module = VoltaModule(
         argument_spec={
             "name": {"type": "str", "required": True},
-            "content": {"type": "str", "required": True},
-            "state": {"type": "str", "choices": ["started", "stopped"], "default": "started"},
+            "content": {"type": "str"},
+            "state": {"type": "str", "choices": ["started", "stopped", "absent"], "default": "started"},
             "enabled": {"type": "bool", "default": True},
             "start_timeout": {"type": "float", "default": 660.0},
             "inputs": {"type": "list", "elements": "path", "default": []},
             "executable": {"type": "path"},
         },
+        required_if=[("state", "started", ["content"]), ("state", "stopped", ["content"])],
         supports_check_mode=True,
     )
     given = module.params
     wanted = Wanted(
         name=given["name"],
-        content=given["content"],
+        content=given["content"] or "",
         started=given["state"] == "started",
         enabled=given["enabled"],
         start_timeout=given["start_timeout"],
         inputs=given["inputs"],
         executable=given["executable"],
+        absent=given["state"] == "absent",
     )
     service = Service(wanted)
     try:
         outcome = service.converge(check=module.check_mode)
     except FaultError as exc:
-        finish(module, [exc.fault], changed=False, changes=[], restarted=False, rolled_back=False)
-    results = {"changes": list(outcome.changes), "restarted": outcome.restarted, "rolled_back": outcome.rolled_back}
+        finish(module, [exc.fault], changed=False, changes=[], reasons=[], restarted=False, rolled_back=False)
+    if outcome.reasons and not module.check_mode:
+        # In the machine's journal beside what the service says of its end.
+        module.log(f"{service.name} was restarted once: {'; '.join(outcome.reasons)}")
+    results = {
+        "changes": list(outcome.changes),
+        "reasons": list(outcome.reasons),
+        "restarted": outcome.restarted,
+        "rolled_back": outcome.rolled_back,
+    }
     if outcome.before != outcome.after:
         path = str(service.path)
         results["diff"] = {

@@ -49,6 +49,20 @@ MANAGED = {
     "threads": ("-t", "--threads"),
     "ubatch": ("-ub", "--ubatch-size"),
     "api_keys": ("--api-key", "--api-key-file"),
+    "tls": ("--ssl-key-file", "--ssl-cert-file"),
+    "timeout": ("-to", "--timeout"),
+}
+#: What is always as it is, and why; no setting changes it.
+FIXED = {
+    "--slots": "it shows other users' prompts",
+    "--ui": "the web interface is off",
+    "--webui": "the web interface is off",
+    "--props": "anyone with a key could change the server for all",
+    "--tools": "clients could read files and run programs",
+    "--ui-mcp-proxy": "clients could reach other machines through this one",
+    "--webui-mcp-proxy": "clients could reach other machines through this one",
+    "--metrics": "it is always on where the engine has it",
+    "--log-prompts-dir": "it writes prompts to the disk",
 }
 MANAGED_ENVIRONMENT = {
     "LLAMA_API_KEY": "api_keys",
@@ -56,6 +70,11 @@ MANAGED_ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "gpus",
     "CUDA_DEVICE_ORDER": "gpus",
 }
+#: Every option of the engine can be given under such a name as well, unseen by what judges arguments.
+OPTION_VARIABLE = "LLAMA_ARG_"
+#: Where a unit has its own copy of certificate and key, in memory. LoadCredential= would do the same, but on kernels
+#: without ACLs on tmpfs it leaves them unreadable to the unit's user (seen with systemd 252).
+COPIES = "/run/{unit}/{name}"
 #: Options that older releases had and guides still name.
 REPLACED = dict.fromkeys(("--mmap", "--no-mmap", "--mlock", "--direct-io", "-dio"), "--load-mode")
 
@@ -81,17 +100,21 @@ class Settings:
     ubatch: int | None = None
     api_keys: Sequence[str] = ()
     api_key_file: str = ""
+    tls: Mapping[str, str] = field(default_factory=dict)
+    timeout: int | None = None
+    allowed_clients: Sequence[str] = ()
     extra_args: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     binary: str = "/opt/llama.cpp/current/bin/llama-server"
+    unit: str = "llama-server"
 
 
 @dataclass(frozen=True)
 class Surroundings:
     """What is known of the machine: null or empty means unknown, and nothing is concluded from it.
 
-    ``flags``: options the installed engine has. ``gpu_bus_ids``: the machine's GPUs in bus order. ``gpu``: their PCI
-    device id where all are of one kind.
+    ``flags``: options the installed engine has. ``gpu_bus_ids``: the machine's GPUs in bus order, ``gpu_uuids`` their
+    UUIDs by bus id as far as the driver tells them. ``gpu``: their PCI device id where all are of one kind.
     """
 
     flags: frozenset[str] = frozenset()
@@ -100,17 +123,22 @@ class Surroundings:
     model_context: int | None = None
     gpu_bus_ids: tuple[str, ...] = ()
     gpu: str | None = None
+    gpu_uuids: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """``argv`` begins with the program. ``context`` is what a request is granted, ``total_context`` what -c says."""
+    """``argv`` begins with the program. ``context`` is what a request is granted, ``total_context`` what -c says.
+
+    ``gpus`` are the bus ids of the GPUs in use, in the order of the engine; null where they are not known.
+    """
 
     argv: tuple[str, ...]
     environment: dict[str, str]
     alias: str
     split_mode: str | None
     gpu_count: int | None
+    gpus: tuple[str, ...] | None
     context: int
     total_context: int
     base_url: str
@@ -126,11 +154,11 @@ def plan(settings: Settings, around: Surroundings) -> Plan:
     faults += _check_basics(settings, alias, around)
     split, split_faults = _tensor_split(settings.tensor_split)
     faults += split_faults
-    visible, gpu_faults = _visible_gpus(settings, around)
+    visible, used, gpu_faults = _visible_gpus(settings, around)
     faults += gpu_faults
     gpu_count = len(settings.gpus) or len(around.gpu_bus_ids) or None
     if settings.backend == "cpu":
-        gpu_count = None
+        gpu_count, used = None, ()
         if split or settings.gpus:
             faults.append(_invalid("backend", "cpu uses no GPU, but `gpus` or `tensor_split` is set", "Remove them."))
     elif split and gpu_count is not None and len(split) != gpu_count:
@@ -169,12 +197,18 @@ def plan(settings: Settings, around: Surroundings) -> Plan:
         alias=alias,
         split_mode=mode,
         gpu_count=gpu_count,
+        gpus=used,
         context=context,
         total_context=context * settings.parallel,
-        base_url=f"http://{reachable_host(settings.host)}:{settings.port}/v1",
+        base_url=f"{root_url(settings)}/v1",
         faults=tuple(faults),
         notes=tuple(notes),
     )
+
+
+def root_url(settings: Settings) -> str:
+    """Where a client on the machine itself reaches the server, without a path."""
+    return f"{'https' if settings.tls else 'http'}://{reachable_host(settings.host)}:{settings.port}"
 
 
 def is_loopback(host: str) -> bool:
@@ -230,6 +264,8 @@ def _check_basics(settings: Settings, alias: str, around: Surroundings) -> list[
         ("parallel", settings.parallel, 1, 256),
         ("threads", settings.threads, 1, 1024),
         ("ubatch", settings.ubatch, 32, 16384),
+        # A proxy that waits shorter than this ends long answers; a day is longer than any.
+        ("timeout", settings.timeout, 1, 86400),
         ("context_per_request", settings.context_per_request, CONTEXT_MINIMUM, 1 << 24),
     ):
         if number is not None and not low <= number <= high:
@@ -303,30 +339,45 @@ def _is_number(text: str) -> bool:
     return re.fullmatch(r"\d+(\.\d+)?", text.strip()) is not None
 
 
-def _visible_gpus(settings: Settings, around: Surroundings) -> tuple[list[str], list[Fault]]:
-    """CUDA_VISIBLE_DEVICES entries: an index in bus order, or a UUID. Bus ids become indexes."""
-    known = [_bus_id(bus) for bus in around.gpu_bus_ids]
+def _visible_gpus(settings: Settings, around: Surroundings) -> tuple[list[str], tuple[str, ...] | None, list[Fault]]:
+    """CUDA_VISIBLE_DEVICES entries (an index in bus order, or a UUID; bus ids become indexes), and the bus ids they
+    mean, null where one of them is not known."""
+    all_here = list(around.gpu_bus_ids)
+    known = [bus_id(bus) for bus in all_here]
+    by_uuid = {uuid.lower(): bus for bus, uuid in around.gpu_uuids.items()}
     visible: list[str] = []
+    used: list[str | None] = []
     faults: list[Fault] = []
     for gpu in map(str, settings.gpus):
         if re.fullmatch(r"(GPU|MIG)-[0-9a-fA-F-]{8,}", gpu):
             visible.append(gpu)
+            used.append(by_uuid.get(gpu.lower()))
+            # With every card's UUID known one that is none of them is a mistake; a MIG device has one of its own.
+            if used[-1] is None and gpu.startswith("GPU-") and all_here and len(by_uuid) == len(all_here):
+                named = [f"{bus} {around.gpu_uuids[bus]}" for bus in all_here if bus in around.gpu_uuids]
+                faults.append(_gpu_unknown(f"{gpu} is no GPU of this machine", named))
         elif re.fullmatch(r"\d{1,2}", gpu):
             visible.append(str(int(gpu)))
+            used.append(all_here[int(gpu)] if int(gpu) < len(known) else None)
             if known and int(gpu) >= len(known):
-                faults.append(_gpu_unknown(f"{gpu} is not an index of {len(known)} GPUs", list(around.gpu_bus_ids)))
+                faults.append(_gpu_unknown(f"{gpu} is not an index of {len(known)} GPUs", all_here))
         elif re.fullmatch(r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]", gpu):
-            if _bus_id(gpu) in known:
-                visible.append(str(known.index(_bus_id(gpu))))
+            if bus_id(gpu) in known:
+                visible.append(str(known.index(bus_id(gpu))))
+                used.append(all_here[known.index(bus_id(gpu))])
             else:
-                faults.append(_gpu_unknown(f"{gpu} is no GPU of this machine", list(around.gpu_bus_ids)))
+                faults.append(_gpu_unknown(f"{gpu} is no GPU of this machine", all_here))
         else:
-            faults.append(_gpu_unknown(f"{gpu!r} names no GPU", list(around.gpu_bus_ids)))
-    if len(set(visible)) != len(visible):
+            faults.append(_gpu_unknown(f"{gpu!r} names no GPU", all_here))
+    cards = [bus or name for bus, name in zip(used, visible, strict=False)]
+    if len(set(cards)) != len(cards) or len(set(visible)) != len(visible):
         faults.append(
             _invalid("gpus", f"a GPU is named twice: {', '.join(map(str, settings.gpus))}", "Name each once.")
         )
-    return visible, faults
+    if not settings.gpus:
+        return [], around.gpu_bus_ids or None, faults
+    whole = tuple(bus for bus in used if bus is not None)
+    return visible, whole if len(whole) == len(settings.gpus) else None, faults
 
 
 def _gpu_unknown(message: str, known: list[str]) -> Fault:
@@ -336,7 +387,7 @@ def _gpu_unknown(message: str, known: list[str]) -> Fault:
     )
 
 
-def _bus_id(text: str) -> str:
+def bus_id(text: str) -> str:
     """One form for 1a:00.0, 0000:1a:00.0 and 00000000:1A:00.0."""
     parts = text.lower().split(":")
     domain = parts[0] if len(parts) == 3 else "0"
@@ -412,6 +463,12 @@ def _check_extra(settings: Settings, around: Surroundings) -> list[Fault]:
         flag = word.partition("=")[0]
         if flag in owners:
             faults.append(_managed("extra_args", flag, owners[flag]))
+        elif flag in FIXED:
+            faults.append(
+                CATALOGUE.fault(
+                    "argument_managed", "extra_args", f"{flag} is not to be set: {FIXED[flag]}", "Remove it."
+                )
+            )
         elif around.flags and flag not in around.flags:
             faults.append(_unknown_flag(flag, around.flags))
     for name, value in settings.environment.items():
@@ -419,6 +476,11 @@ def _check_extra(settings: Settings, around: Surroundings) -> list[Fault]:
             faults.append(_invalid("environment", f"{name!r} or its value cannot be in a unit", "Remove or rename it."))
         elif str(name) in MANAGED_ENVIRONMENT:
             faults.append(_managed("environment", str(name), MANAGED_ENVIRONMENT[str(name)]))
+        elif str(name).startswith(OPTION_VARIABLE):
+            message = f"{name} sets an option of the engine, which would be judged by nobody here"
+            faults.append(
+                CATALOGUE.fault("argument_managed", "environment", message, "Write the option in `extra_args` instead.")
+            )
     return faults
 
 
@@ -479,8 +541,13 @@ def _wanted_arguments(
         wanted.append(_Wanted(("--threads",), str(settings.threads)))
     if settings.ubatch is not None:
         wanted.append(_Wanted(("--ubatch-size",), str(settings.ubatch)))
+    if settings.timeout is not None:
+        wanted.append(_Wanted(("--timeout",), str(settings.timeout)))
     if settings.api_keys:
         wanted.append(_Wanted(("--api-key-file",), settings.api_key_file))
+    if settings.tls:
+        wanted.append(_Wanted(("--ssl-key-file",), COPIES.format(unit=settings.unit, name="tls-key")))
+        wanted.append(_Wanted(("--ssl-cert-file",), COPIES.format(unit=settings.unit, name="tls-certificate")))
     # The web interface and /slots show other users' prompts.
     wanted.append(_Wanted(("--no-ui", "--no-webui"), needed=False))
     wanted.append(_Wanted(("--no-slots",), needed=False))

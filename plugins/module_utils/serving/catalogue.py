@@ -72,6 +72,36 @@ CATALOGUE = Catalogue(
         ),
         PORT_TAKEN,
         FaultKind(
+            "instances_collide",
+            "error",
+            "Two servers of one machine would listen on the same port or use the same GPU.",
+            "instances: llama-server and llama-server@b both listen on port 8080",
+        ),
+        FaultKind(
+            "gpu_held",
+            "error",
+            "Another engine holds memory of a GPU that the server is to use.",
+            "0000:1a:00.0: ollama (pid 4711, unit ollama.service) holds 20112 MiB of it",
+        ),
+        FaultKind(
+            "model_unverified",
+            "error",
+            "A file of the model was never proved by its SHA-256, or changed since.",
+            "model: m-00002-of-00002.gguf changed since it was verified (size, time or inode)",
+        ),
+        FaultKind(
+            "tls_unusable",
+            "error",
+            "Certificate and key are missing or do not belong together, or the engine was built without TLS.",
+            "tls: /etc/ssl/server.pem is not there",
+        ),
+        FaultKind(
+            "clients_not_enforced",
+            "error",
+            "Nothing on the machine would keep other clients than the allowed ones from the server.",
+            "allowed_clients: systemd on this machine starts units without the address filter that they ask for",
+        ),
+        FaultKind(
             "account_unusable",
             "error",
             "The account named for the server is root's, a person's or the one that Ansible logs in with.",
@@ -95,6 +125,12 @@ CATALOGUE = Catalogue(
             "critical",
             "The service did not become ready; the former unit, if there was one, is in place again.",
             "llama-server.service: exited before it was ready",
+        ),
+        FaultKind(
+            "service_stuck",
+            "critical",
+            "A process of the service cannot be killed (it hangs in the driver), so no second one is started.",
+            "llama-server.service: pid 900 is still there in state D",
         ),
         FaultKind(
             "service_control_failed",

@@ -4,20 +4,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ..faults import Fault
 from ..gguf.model import open_model
+from ..gguf.reader import Header
 from ..gguf.shards import shard_name
+from ..transfer.store import Places, read_stamp
+from .catalogue import CATALOGUE
 
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """``size`` in bytes of all shards, ``context`` in tokens; null where the file does not say or is not readable."""
+    """``size`` in bytes of all shards, ``context`` in tokens; null where the file does not say or is not readable.
+
+    ``header`` is that of the whole model.
+    """
 
     size: int | None = None
     architecture: str | None = None
     context: int | None = None
+    header: Header | None = None
 
 
 def stem(path: str) -> str:
@@ -34,6 +43,34 @@ def inspect(path: str) -> tuple[ModelFacts, list[Fault]]:
     architecture = model.header.architecture
     context = model.header.get(f"{architecture}.context_length")
     return (
-        ModelFacts(model.header.file_bytes, architecture, context if isinstance(context, int) else None),
+        ModelFacts(model.header.file_bytes, architecture, context if isinstance(context, int) else None, model.header),
         model.faults,
     )
+
+
+def unverified(paths: Sequence[str]) -> list[Fault]:
+    """At most one fault: files that no run proved by SHA-256, or that changed since. No contents are read."""
+    problems = []
+    for path in paths:
+        name = Path(path).name
+        stamp = read_stamp(Places(Path(path)).stamp)
+        try:
+            stat = Path(path).stat()
+        except OSError:
+            continue
+        if stamp is None:
+            problems.append(f"{name} was never verified")
+        elif not stamp.fits(stat):
+            problems.append(f"{name} changed since it was verified (size, time or inode)")
+        elif not stamp.proved:
+            problems.append(f"{name} was taken with nothing to verify it by")
+    if not problems:
+        return []
+    return [
+        CATALOGUE.fault(
+            "model_unverified",
+            "model",
+            "; ".join(problems),
+            "Let role model bring or check the file (with its sha256), or accept it: `allow_unverified_model`.",
+        )
+    ]

@@ -4,41 +4,61 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import ssl
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from ..engine.capabilities import parse_help
 from ..faults import Fault
 from ..machine import Completed, Machine, run
-from . import model_file
+from . import maintenance, memory, model_file
 from .account import check_account
-from .arguments import Plan, Settings, Surroundings, plan, reachable_host
+from .arguments import Plan, Settings, Surroundings, is_loopback, plan, root_url
 from .catalogue import CATALOGUE
+from .clients import Network, networks, ruleset, systemd_filters
+from .instances import Server, collisions, key_file, leftover_units, named, servers
 from .listener import in_the_way, listeners
 from .mapped import all_shards
+from .model_file import ModelFacts, unverified
+from .service import UNIT_FOLDER
 from .unit import Unit, load_timeout, render
 
 NVIDIA_VENDOR = "0x10de"
 #: PCI classes of graphics cards: VGA and 3D controllers.
 GPU_CLASSES = ("0x0300", "0x0302")
+#: What an engine without OpenSSL says of TLS (LC tools/server/server-http.cpp:174); it is in such a program.
+WITHOUT_TLS = b"built without SSL support"
+
+ENGINE_REMEDY = "Build it again with role llama_cpp."
 
 Runner = Callable[[Sequence[str], float], Completed]
 
 
 @dataclass(frozen=True)
 class UnitOptions:
-    """What the unit says beside the command; ``load_timeout`` 0 takes it from the model's size."""
+    """What the units say beside the command; ``load_timeout`` 0 takes it from the model's size.
+
+    ``client_filter`` is one of clients.FILTERS. ``folder`` holds what belongs to the units beside the keys.
+    """
 
     name: str = "llama-server"
     user: str = "llama-server"
     load_timeout: int = 0
     guard: str = "/usr/local/lib/volta-llm/llama-server-guard"
     python: str = "/usr/bin/python3"
+    client_filter: str = "auto"
+    folder: str = "/etc/llama-server"
+    allow_unverified_model: bool = False
+    maintenance_restart: str = ""
+    maintenance_patience: int = 1800
+    unit_folder: Path = UNIT_FOLDER
 
 
 @dataclass(frozen=True)
@@ -56,6 +76,47 @@ class Engine:
     missing: bool = False
 
 
+@dataclass
+class Ground:
+    """What all servers of a machine stand on; each thing is looked at once, and only where a server needs it.
+
+    ``gpu_machine`` is where GPUs are looked for (a simulator, perhaps), ``here`` where the servers will listen.
+    """
+
+    gpu_machine: Machine
+    here: Machine
+    runner: Runner
+    check: bool
+    own_units: frozenset[str] = frozenset()
+    leaving: frozenset[str] = frozenset()
+    _engines: dict[str, tuple[Engine, list[Fault]]] = field(default_factory=dict)
+
+    def engine(self, binary: str) -> tuple[Engine, list[Fault]]:
+        if binary not in self._engines:
+            self._engines[binary] = inspect_engine(binary, self.runner)
+        return self._engines[binary]
+
+    @cached_property
+    def gpus(self) -> tuple[tuple[str, ...], str | None]:
+        return inspect_gpus(self.gpu_machine)
+
+    @cached_property
+    def uuids(self) -> Mapping[str, str]:
+        return memory.uuids_of(self.gpu_machine)
+
+    @cached_property
+    def cards(self) -> list[memory.Card]:
+        return memory.cards_of(self.gpu_machine)
+
+    @cached_property
+    def holders(self) -> list[memory.Holder]:
+        return memory.holders_of(self.gpu_machine)
+
+    @cached_property
+    def systemd_filters(self) -> bool:
+        return systemd_filters(self.runner)
+
+
 def prepare(
     settings: Settings,
     options: UnitOptions,
@@ -63,22 +124,86 @@ def prepare(
     check: bool = False,
     here: Machine | None = None,
     runner: Runner = run,
+    instances: Sequence[Mapping[str, Any]] = (),
 ) -> Prepared:
-    """Judge all of it. In check mode engine and model may be missing: nothing installed them.
+    """Judge all of it, for the default server and the named ``instances``. Results are those of the default server, and
+    all servers' in ``servers``.
 
-    ``gpu_machine`` is where GPUs are looked for (a simulator, perhaps), ``here`` where the server will listen.
+    In check mode engine and model may be missing: nothing installed them.
     """
+    wanted, faults = servers(settings, instances)
+    leaving = leftover_units(options.unit_folder, options.name, [server.unit for server in wanted])
+    ground = Ground(
+        gpu_machine,
+        here or Machine(),
+        runner,
+        check,
+        own_units=frozenset([*(server.service for server in wanted), *(f"{unit}.service" for unit in leaving)]),
+        leaving=frozenset(f"{unit}.service" for unit in leaving),
+    )
+    account_exists, account_faults = check_account(options.user)
+    faults += account_faults
+    planned: list[tuple[Server, Plan]] = []
+    results: list[dict[str, Any]] = []
+    for server in wanted:
+        # Two of ours that want one port are told so together, not each that the other is in the way.
+        alike = {other.service for other in wanted if other.settings.port == server.settings.port}
+        prepared, computed = _prepare_one(server, options, ground, alike)
+        faults += named(server, prepared.faults)
+        planned.append((server, computed))
+        results.append(prepared.results)
+    faults += collisions(planned)
+    faults += maintenance.check(options.maintenance_restart, options.maintenance_patience, results)
+    files, absent = _files(options, results, leaving)
+    return Prepared(
+        {
+            **{key: value for key, value in results[0].items() if key not in ("name", "instance")},
+            "account_exists": account_exists,
+            "servers": results,
+            "leftover_units": leaving,
+            "files": [{"path": path, "content": content} for path, content in files.items()],
+            "absent_files": absent,
+            "maintenance_timer": maintenance.TIMER.format(unit=options.name) + ".timer",
+            "maintenance_installed": Path(maintenance.paths(options.name, options.folder)[-1]).exists(),
+            "would_verify": any(result["would_verify"] for result in results),
+        },
+        faults,
+    )
+
+
+def _files(
+    options: UnitOptions, results: Sequence[Mapping[str, Any]], leaving: Sequence[str]
+) -> tuple[dict[str, str], list[str]]:
+    """Contents by path of what lies beside the units, and what must not be there (any more)."""
+    files = {f"{options.folder}/{server['name']}.nft": str(server["client_rules"]) for server in results}
+    unused = [path for path, content in files.items() if not content]
+    for unit in leaving:
+        instance = unit.partition("@")[2]
+        unused += [f"{options.folder}/{unit}.nft", key_file(f"{options.folder}/api-keys", instance)]
+    files = {path: content for path, content in files.items() if content}
+    if options.maintenance_restart:
+        at, patience = options.maintenance_restart, options.maintenance_patience
+        files |= maintenance.files(at, patience, options.name, options.folder, options.guard, options.python, results)
+    else:
+        unused += maintenance.paths(options.name, options.folder)
+    return files, unused
+
+
+def _prepare_one(server: Server, options: UnitOptions, ground: Ground, alike: Collection[str]) -> tuple[Prepared, Plan]:
+    settings, cuda = server.settings, server.settings.backend == "cuda"
     faults: list[Fault] = []
-    engine, engine_faults = inspect_engine(settings.binary, runner)
+    engine, engine_faults = ground.engine(settings.binary)
     faults += engine_faults
     model, model_faults = model_file.inspect(settings.model)
     faults += model_faults
+    if not model_faults and not options.allow_unverified_model:
+        faults += unverified(all_shards(settings.model))
     absent = ("engine_missing", "gguf_not_found")
-    would_verify = check and any(fault.code in absent for fault in faults)
-    if check:
+    would_verify = ground.check and any(fault.code in absent for fault in faults)
+    if ground.check:
         faults = [fault for fault in faults if fault.code not in absent]
 
-    bus_ids, gpu = inspect_gpus(gpu_machine) if settings.backend == "cuda" else ((), None)
+    bus_ids, gpu = ground.gpus if cuda else ((), None)
     computed = plan(
         settings,
         Surroundings(
@@ -88,19 +213,30 @@ def prepare(
             model_context=model.context,
             gpu_bus_ids=bus_ids,
             gpu=gpu,
+            gpu_uuids=ground.uuids if cuda else {},
         ),
     )
     faults += computed.faults
+    notes = list(computed.notes)
+    faults += check_tls(settings, engine, ground.check)
     if not computed.faults and not engine.missing:
-        faults += parse_by_engine(settings, computed, runner)
-    faults += check_port(settings, options.name, here or Machine())
+        faults += parse_by_engine(settings, computed, ground.runner)
+    faults += check_port(settings, {*alike, *ground.leaving}, ground.here)
     faults += check_address(settings)
-    account_exists, account_faults = check_account(options.user)
-    faults += account_faults
+    counted: list[dict[str, Any]] = []
+    if cuda:
+        held, counted, said = _memory(settings, computed, model, engine, ground)
+        faults += held
+        notes += said
+    admitted, client_filter, client_faults = _clients(settings, options, ground)
+    faults += client_faults
+    by_nftables = client_filter == "nftables"
 
     limit = options.load_timeout or load_timeout(model.size)
+    url = root_url(settings)
     text = render(
         Unit(
+            name=server.unit,
             description=f"llama-server: {computed.alias} on port {settings.port}",
             user=options.user,
             group=options.user,
@@ -108,36 +244,143 @@ def prepare(
             environment=computed.environment,
             guard=options.guard,
             python=options.python,
-            health_url=f"http://{reachable_host(settings.host)}:{settings.port}/health",
+            health_url=f"{url}/health",
             port=settings.port,
             load_timeout=limit,
-            cuda=settings.backend == "cuda",
+            cuda=cuda,
             gpus=len(bus_ids) or None,
             model=settings.model,
             limit_memlock=any("mlock" in word for word in map(str, settings.extra_args)),
+            copies=_copied(settings),
+            admitted=None if admitted is None or by_nftables else [str(network) for network in admitted],
+            ruleset=f"{options.folder}/{server.unit}.nft" if by_nftables else "",
         )
     )
-    return Prepared(
-        {
-            "argv": list(computed.argv),
-            "environment": computed.environment,
-            "unit": text,
-            "account_exists": account_exists,
-            "model_files": all_shards(settings.model),
-            "alias": computed.alias,
-            "base_url": computed.base_url,
-            "split_mode": computed.split_mode,
-            "gpu_count": computed.gpu_count,
-            "context_per_request": computed.context,
-            "total_context": computed.total_context,
-            "architecture": model.architecture,
-            "engine_version": engine.version,
-            "load_timeout": limit,
-            "notes": list(computed.notes),
-            "would_verify": would_verify,
-        },
-        faults,
+    return (
+        Prepared(
+            {
+                "name": server.unit,
+                "instance": server.instance,
+                "argv": list(computed.argv),
+                "environment": computed.environment,
+                "unit": text,
+                "model_files": all_shards(settings.model),
+                "tls_files": sorted(_copied(settings).values()),
+                "alias": computed.alias,
+                "base_url": computed.base_url,
+                "host": settings.host,
+                "port": settings.port,
+                "backend": settings.backend,
+                "parallel": settings.parallel,
+                "has_keys": bool(settings.api_keys),
+                "api_key_file": settings.api_key_file,
+                "metrics": "--metrics" in computed.argv,
+                "split_mode": computed.split_mode,
+                "gpu_count": computed.gpu_count,
+                "gpus": list(computed.gpus) if computed.gpus else [],
+                "memory": counted,
+                "context_wanted": settings.context_per_request,
+                "context_per_request": computed.context,
+                "total_context": computed.total_context,
+                "architecture": model.architecture,
+                "engine_version": engine.version,
+                "load_timeout": limit,
+                "client_filter": client_filter,
+                "client_rules": ruleset(server.unit, settings.port, admitted) if by_nftables and admitted else "",
+                "notes": notes,
+                "would_verify": would_verify,
+            },
+            faults,
+        ),
+        computed,
     )
+
+
+def _memory(
+    settings: Settings, computed: Plan, model: ModelFacts, engine: Engine, ground: Ground
+) -> tuple[list[Fault], list[dict[str, Any]], list[str]]:
+    """Who else is on the cards, what each of them will hold, and notes."""
+    if not ground.cards:
+        return [], [], ["nvidia-smi names no GPU: what the model takes of each was not compared with what there is"]
+    if settings.gpus and computed.gpus is None:
+        return [], [], ["the cards in `gpus` could not be told apart: memory was not compared"]
+    used = memory.chosen(ground.cards, computed.gpus)
+    faults = memory.foreign(ground.holders, used, ground.own_units, ground.here)
+    if model.header is None or computed.faults or not used:
+        return faults, [], []
+    folder = "" if engine.missing else str(Path(settings.binary).resolve().parent)
+    counted = memory.count(settings, computed, model.header, used, folder, ground.runner)
+    return faults + counted.faults, counted.per_gpu, counted.notes
+
+
+def _clients(
+    settings: Settings, options: UnitOptions, ground: Ground
+) -> tuple[list[Network] | None, str | None, list[Fault]]:
+    """The networks that are let in (null: no filter is asked for), and by what: systemd, nftables or nothing."""
+    admitted, faults = networks(settings.allowed_clients)
+    if is_loopback(settings.host):
+        # Nobody else reaches the address. systemd, where it can, also keeps the server from reaching anybody.
+        elsewhere = any(str(word).partition("=")[0] == "--rpc" for word in settings.extra_args)
+        return None if elsewhere else [], None, faults
+    if faults or not admitted:
+        return None, None, faults
+    if options.client_filter == "nftables" or (options.client_filter == "auto" and not ground.systemd_filters):
+        return admitted, "nftables", faults
+    if not ground.systemd_filters:
+        message = "systemd on this machine starts units without the address filter that they ask for"
+        remedy = "Write `client_filter` auto or nftables."
+        faults.append(CATALOGUE.fault("clients_not_enforced", "allowed_clients", message, remedy))
+    return admitted, "systemd", faults
+
+
+def _copied(settings: Settings) -> dict[str, str]:
+    names = {"tls-key": settings.tls.get("key"), "tls-certificate": settings.tls.get("certificate")}
+    return {name: str(path) for name, path in names.items() if path}
+
+
+def check_tls(settings: Settings, engine: Engine, check: bool = False) -> list[Fault]:
+    """Whether the files belong together and the engine can use them. In check mode they may be missing."""
+    if not settings.tls:
+        return []
+
+    def refuse(message: str, remedy: str) -> list[Fault]:
+        return [CATALOGUE.fault("tls_unusable", "tls", message, remedy)]
+
+    certificate, key = (str(settings.tls.get(name) or "") for name in ("certificate", "key"))
+    if set(settings.tls) != {"certificate", "key"} or not (certificate.startswith("/") and key.startswith("/")):
+        return refuse(
+            "it must have certificate and key, both paths from the root on the machine",
+            "Write {certificate: /etc/ssl/server.pem, key: /etc/ssl/private/server.key}.",
+        )
+    missing = [path for path in (certificate, key) if not Path(path).is_file()]
+    if missing:
+        text = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not there"
+        return [] if check else refuse(text, "Bring the files to the machine before this role runs.")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+    except (OSError, ValueError) as exc:
+        reason = getattr(exc, "reason", None) or exc.strerror if isinstance(exc, OSError) else str(exc)
+        return refuse(
+            f"{certificate} and {key} cannot be used together ({reason})",
+            "Give a certificate (with its chain) and its own key as PEM, the key without a pass phrase.",
+        )
+    if not engine.missing and _without_tls(Path(settings.binary)):
+        return refuse(
+            f"{settings.binary} was built without OpenSSL",
+            "Build it again with role llama_cpp on a machine that has libssl-dev.",
+        )
+    return []
+
+
+def _without_tls(binary: Path) -> bool:
+    """Whether program or libraries hold the words with which an engine refuses TLS."""
+    folder = binary.resolve().parent
+    for path in [binary, *sorted(folder.glob("*.so*")), *sorted((folder.parent / "lib").glob("*.so*"))]:
+        # Large libraries hold kernels for GPUs, not the server.
+        with contextlib.suppress(OSError):
+            if path.stat().st_size < 256_000_000 and WITHOUT_TLS in path.read_bytes():
+                return True
+    return False
 
 
 def inspect_engine(binary: str, runner: Runner = run) -> tuple[Engine, list[Fault]]:
@@ -155,8 +398,7 @@ def inspect_engine(binary: str, runner: Runner = run) -> tuple[Engine, list[Faul
         if not done.ok:
             what = done.stderr.strip()[-300:] or ("no answer in time" if done.timed_out else f"exit status {done.rc}")
             message = f"does not run: {what}"
-            remedy = "Build it again with role llama_cpp."
-            return Engine(missing=True), [CATALOGUE.fault("engine_missing", binary, message, remedy)]
+            return Engine(missing=True), [CATALOGUE.fault("engine_missing", binary, message, ENGINE_REMEDY)]
         flags = parse_help(done.stdout).flags
     return Engine(frozenset(map(str, flags)), str(version) if version else None), []
 
@@ -186,13 +428,16 @@ def inspect_gpus(machine: Machine) -> tuple[tuple[str, ...], str | None]:
 def parse_by_engine(settings: Settings, computed: Plan, runner: Runner = run) -> list[Fault]:
     """Let the engine parse the arguments: with --version at the end it stops after that, before loading anything."""
     words = list(computed.argv)
-    if settings.api_keys:
+    if "--api-key-file" in words:
         # The file is written later, and parsing would already read it.
         at = words.index("--api-key-file")
         del words[at : at + 2]
     done = runner([*words, "--version"], 60.0)
     if done.ok:
         return []
+    if done.missing or done.timed_out or "error while loading shared libraries" in done.stderr:
+        # Its options are known from the release's manifest; that it starts is seen here.
+        return [CATALOGUE.fault("engine_missing", settings.binary, f"does not run: {done.why}", ENGINE_REMEDY)]
     lines = [line for line in (done.stderr + done.stdout).splitlines() if "error" in line.lower()]
     message = lines[0].strip() if lines else done.stderr.strip()[-300:] or f"exit status {done.rc}"
     remedy = "Correct the setting that the engine names; the service was not touched."
@@ -222,9 +467,8 @@ def check_address(settings: Settings) -> list[Fault]:
     return [CATALOGUE.fault("setting_invalid", "host", f"{host} {problem}", remedy)]
 
 
-def check_port(settings: Settings, unit: str, machine: Machine) -> list[Fault]:
-    """Another program on the port, named. The unit's own process is not in its own way."""
-    own = unit if unit.endswith(".service") else f"{unit}.service"
+def check_port(settings: Settings, own: Collection[str], machine: Machine) -> list[Fault]:
+    """Another program on the port, named. The unit's own process and one that is about to leave are not in the way."""
     return [
         CATALOGUE.fault(
             "port_taken",
@@ -233,5 +477,5 @@ def check_port(settings: Settings, unit: str, machine: Machine) -> list[Fault]:
             "Stop that program, or give the server another port.",
         )
         for item in in_the_way(listeners(machine, settings.port), settings.host)
-        if item.unit != own
+        if item.unit not in own
     ]

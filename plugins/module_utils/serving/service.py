@@ -20,6 +20,7 @@ from ..faults import Fault, FaultError
 from ..files import replace_file
 from ..machine import Completed, run
 from .catalogue import CATALOGUE
+from .causes import cause
 from .dropins import overridden
 from .mapped import outdated
 
@@ -96,7 +97,7 @@ def journal_tail(name: str, since: float | None = None, lines: int = JOURNAL_LIN
 
 @dataclass(frozen=True)
 class Wanted:
-    """How the service shall be.
+    """How the service shall be; ``absent`` removes it, whatever else is said.
 
     ``content`` is the unit file's text. ``inputs`` are files the process reads at its start; one that is newer than the
     process calls for a restart. ``executable`` is the program the process must run, links resolved.
@@ -109,17 +110,22 @@ class Wanted:
     start_timeout: float
     inputs: Sequence[str] = ()
     executable: str | None = None
+    absent: bool = False
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """``changes`` in words, empty when nothing had to be done; ``before`` and ``after`` are unit file texts."""
+    """``changes`` in words, empty when nothing had to be done; ``before`` and ``after`` are unit file texts.
+
+    ``reasons``: why a running service was or would be restarted.
+    """
 
     changes: tuple[str, ...]
     before: str
     after: str
     faults: tuple[Fault, ...] = ()
     rolled_back: bool = False
+    reasons: tuple[str, ...] = ()
 
     @property
     def restarted(self) -> bool:
@@ -140,11 +146,14 @@ class Service:
         """Bring the service to what is wanted. Raises FaultError where systemd cannot be asked or told."""
         before = _read(self.path)
         now = status(self.name, self._run)
+        if self.wanted.absent:
+            return self._remove(before, now, check)
         faults = self._overridden(now)
         if faults:
             return Outcome((), before or "", before or "", faults)
         file_differs = before != self.wanted.content
         changes = []
+        reasons: tuple[str, ...] = ()
         if file_differs:
             changes.append("unit written")
         if self.wanted.enabled != now.enabled:
@@ -152,12 +161,14 @@ class Service:
         if self.wanted.started:
             if not now.running:
                 changes.append("started")
-            elif file_differs or self._stale(now):
-                changes.append("restarted")
+            else:
+                reasons = (*(["its settings changed"] if file_differs else []), *self._stale(now))
+                if reasons:
+                    changes.append("restarted")
         elif now.active not in ("inactive", "failed"):
             changes.append("stopped")
         if check or not (changes or self.former.exists() or now.needs_reload):
-            return Outcome(tuple(changes), before or "", self.wanted.content)
+            return Outcome(tuple(changes), before or "", self.wanted.content, reasons=reasons)
 
         if file_differs:
             self._verify()
@@ -171,11 +182,49 @@ class Service:
         if "started" in changes or "restarted" in changes:
             fault, back = self._start(now)
             if fault is not None:
-                return Outcome(tuple(changes), before or "", self.wanted.content, (fault,), back)
+                return Outcome(tuple(changes), before or "", self.wanted.content, (fault,), back, reasons)
         if self.wanted.enabled != now.enabled:
             self._systemctl("enable" if self.wanted.enabled else "disable", self.name)
         self.former.unlink(missing_ok=True)
-        return Outcome(tuple(changes), before or "", self.wanted.content)
+        return Outcome(tuple(changes), before or "", self.wanted.content, reasons=reasons)
+
+    def _remove(self, before: str | None, now: Status, check: bool) -> Outcome:
+        """Stop and disable the service, and remove its files. One that cannot be stopped keeps them."""
+        there = [path for path in (self.path, self.former) if path.exists()]
+        changes = [
+            *(["stopped"] if now.active not in ("inactive", "failed") else []),
+            *(["disabled"] if now.enabled else []),
+            *(["unit removed"] if there else []),
+        ]
+        if check or not changes:
+            return Outcome(tuple(changes), before or "", "")
+        if now.pid is not None:
+            stuck = self._stop(now)
+            if stuck is not None:
+                return Outcome(tuple(changes), before or "", before or "", (stuck,))
+        elif "stopped" in changes:
+            self._systemctl("stop", self.name, timeout=self.wanted.start_timeout)
+        if now.enabled:
+            self._systemctl("disable", self.name)
+        for path in there:
+            path.unlink(missing_ok=True)
+        self._systemctl("daemon-reload")
+        self._systemctl("reset-failed", self.name, must=False)
+        return Outcome(tuple(changes), before or "", "")
+
+    def _stop(self, now: Status) -> Fault | None:
+        """Stop a running service; a fault where its process outlives even SIGKILL, as one does that hangs on a GPU."""
+        self._systemctl("reset-failed", self.name, must=False)
+        self._systemctl("stop", self.name, timeout=self.wanted.start_timeout, must=False)
+        # systemd gives up on such a process, and would start a second one beside it.
+        if status(self.name, self._run).result != "timeout" or not _alive(now.pid):
+            return None
+        return CATALOGUE.fault(
+            "service_stuck",
+            self.name,
+            f"pid {now.pid} is still there in state {_state(now.pid)} after SIGKILL; no second one was started",
+            "Reboot the machine; see `journalctl -k --grep NVRM` for what the driver says.",
+        )
 
     def _overridden(self, now: Status) -> tuple[Fault, ...]:
         """What other files make of the unit; of no matter for a service that shall not run."""
@@ -185,8 +234,9 @@ class Service:
         beside = sorted(map(str, (self.path.parent / f"{self.name}.d").glob("*.conf")))
         return tuple(overridden(self.name, self.wanted.content, dict.fromkeys([*now.drop_ins, *beside])))
 
-    def _stale(self, now: Status) -> bool:
-        """Whether the running process began before its files were written, holds old ones, or runs another program."""
+    def _stale(self, now: Status) -> tuple[str, ...]:
+        """Why the running process is not what it would be if started now: it began before a file was written that it
+        reads, holds former ones, or runs another program. Empty where it is."""
         if now.started is not None:
             for path in (str(self.path), *self.wanted.inputs):
                 try:
@@ -195,16 +245,20 @@ class Service:
                     continue
                 # A time in the future comes from a clock that was set back, and says nothing.
                 if now.started < written <= time.time():
-                    return True
-        if now.pid is not None and outdated(now.pid, self.wanted.inputs):
-            return True
+                    return (f"{path} was written since it started",)
+        if now.pid is not None:
+            held = outdated(now.pid, self.wanted.inputs)
+            if held:
+                return (f"{held[0]} was replaced since it was loaded",)
         if self.wanted.executable and now.pid is not None:
             try:
                 running = Path(f"/proc/{now.pid}/exe").readlink()
             except OSError:
-                return False
-            return str(running) != os.path.realpath(self.wanted.executable)
-        return False
+                return ()
+            program = os.path.realpath(self.wanted.executable)
+            if str(running) != program:
+                return (f"it runs {running}, not {program}",)
+        return ()
 
     def _verify(self) -> None:
         """Let systemd read the new unit before it replaces the one in use."""
@@ -223,6 +277,10 @@ class Service:
     def _start(self, now: Status) -> tuple[Fault | None, bool]:
         """Start or restart; on failure put the former unit back. Returns the fault, and whether the former one runs."""
         begun = time.time()
+        if now.pid is not None:
+            stuck = self._stop(now)
+            if stuck is not None:
+                return stuck, False
         self._systemctl("reset-failed", self.name, must=False)
         done = self._run(["systemctl", "restart", self.name], self.wanted.start_timeout)
         if done.ok:
@@ -240,6 +298,9 @@ class Service:
         else:
             consequence = "The unit was removed again; there was none before."
         lines = f" Its last lines:\n{tail}\n" if tail else " "
+        known = cause(tail)
+        if known:
+            why = f"{why}: {known}"
         return (
             CATALOGUE.fault(
                 "service_start_failed",
@@ -284,6 +345,19 @@ def _control_failed(name: str, verb: str, done: Completed) -> Fault:
         what = f"systemctl {verb}: {done.stderr.strip() or f'exit status {done.rc}'}"
         remedy = f"See: systemctl status {name}"
     return CATALOGUE.fault("service_control_failed", name, what, remedy)
+
+
+def _state(pid: int | None) -> str:
+    """The letter by which the kernel tells what a process does; Z, a zombie, where it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return "Z"
+    return text.rpartition(")")[2].split()[0]
+
+
+def _alive(pid: int | None) -> bool:
+    return _state(pid) not in ("Z", "X")
 
 
 def _read(path: Path) -> str | None:

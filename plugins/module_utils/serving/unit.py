@@ -11,7 +11,11 @@ deaths of a server that was ready are not.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from .arguments import COPIES
+from .clients import NFT, table_name
+from .instances import MARK
 
 #: Reading a model from a disk of 150 MB/s, the slowest worth using, and the start of CUDA beside it.
 SLOW_DISK_BYTES_PER_S = 150_000_000
@@ -25,8 +29,14 @@ NVIDIA_DEVICES = ("char-nvidia-frontend", "char-nvidia", "char-nvidia-uvm", "cha
 
 @dataclass(frozen=True)
 class Unit:
-    """What the unit says beside its command. ``load_timeout`` and ``stop_timeout`` in seconds."""
+    """What the unit says beside its command. ``load_timeout`` and ``stop_timeout`` in seconds.
 
+    ``name`` has no ending. ``copies`` are files by the name of the copy that the server reads (see COPIES).
+    ``admitted`` are the networks that systemd lets through, null where it filters nothing; ``ruleset`` is the file that
+    nftables reads before each start instead.
+    """
+
+    name: str
     description: str
     user: str
     group: str
@@ -42,6 +52,9 @@ class Unit:
     stop_timeout: int = 30
     model: str = ""
     limit_memlock: bool = False
+    copies: Mapping[str, str] = field(default_factory=dict)
+    admitted: Sequence[str] | None = None
+    ruleset: str = ""
 
 
 def load_timeout(size: int | None) -> int:
@@ -68,7 +81,7 @@ def quote_assignment(name: str, value: str) -> str:
 def render(unit: Unit) -> str:
     """The text of the unit file."""
     lines = [
-        "# Written by Ansible (volta.llm.llama_server): changes here are overwritten by the next run.",
+        f"{MARK}: changes here are overwritten by the next run.",
         "[Unit]",
         f"Description={unit.description.replace('%', '%%')}",
         "After=network-online.target nvidia-persistenced.service",
@@ -79,10 +92,22 @@ def render(unit: Unit) -> str:
         "",
         "[Service]",
         "Type=exec",
+        # For the text that the guard sets in the unit's status; systemd waits for no message.
+        "NotifyAccess=all",
         f"User={unit.user}",
         f"Group={unit.group}",
         *(f"Environment={quote_assignment(name, value)}" for name, value in sorted(unit.environment.items())),
     ]
+    if unit.copies:
+        # The key stays readable to root alone; the server has a copy in memory, which ends with it.
+        lines += [f"RuntimeDirectory={unit.name}", "RuntimeDirectoryMode=0700"]
+        owner = f"--owner={unit.user} --group={unit.group} --mode=0400"
+        lines += [
+            f"ExecStartPre=+/usr/bin/install {owner} {quote(path)} {quote(COPIES.format(unit=unit.name, name=name))}"
+            for name, path in sorted(unit.copies.items())
+        ]
+    if unit.ruleset:
+        lines.append(f"ExecStartPre=+{NFT} -f {quote(unit.ruleset)}")
     guard = f"{unit.python} -I {quote(unit.guard)}"
     if unit.cuda:
         count = f" --count {unit.gpus}" if unit.gpus else ""
@@ -92,6 +117,8 @@ def render(unit: Unit) -> str:
         f"ExecStart={' '.join(map(quote, unit.argv))}",
         f"ExecStartPost={guard} ready --url {quote(unit.health_url)} --port {unit.port} --pid $MAINPID",
         "ExecStartPost=+-/usr/bin/systemctl reset-failed %n",
+        f"ExecStopPost=+-{guard} why",
+        *([f"ExecStopPost=+-{NFT} delete table inet {table_name(unit.name)}"] if unit.ruleset else []),
         f"TimeoutStartSec={unit.load_timeout}",
         f"TimeoutStopSec={unit.stop_timeout}",
         "Restart=on-failure",
@@ -144,4 +171,7 @@ def _hardening(unit: Unit) -> list[str]:
         lines += ["PrivateDevices=yes", "MemoryDenyWriteExecute=yes"]
     if unit.limit_memlock:
         lines.append("LimitMEMLOCK=infinity")
+    if unit.admitted is not None:
+        lines += ["IPAddressDeny=any", "IPAddressAllow=localhost"]
+        lines += [f"IPAddressAllow={network}" for network in unit.admitted]
     return lines

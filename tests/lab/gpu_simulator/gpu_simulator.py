@@ -445,7 +445,10 @@ def processes(state: dict[str, Any], gpus: Sequence[dict[str, Any]]) -> list[dic
             if re.search(engine["match"], " ".join(line.split(" ")[:2])) and words[0]:
                 if Path(words[0].decode("utf-8", "replace")).name in {"sh", "bash", "sudo", "python3", "timeout"}:
                     continue
+                visible = _visible(entry)
                 for gpu in gpus:
+                    if visible is not None and not visible & {str(gpu["index"]), gpu["uuid"]}:
+                        continue
                     found.append(
                         {"gpu": gpu, "pid": int(entry.name), "name": words[0].decode("utf-8", "replace"),
                          "mib": int(engine["mib_per_card"])}
@@ -456,6 +459,16 @@ def processes(state: dict[str, Any], gpus: Sequence[dict[str, Any]]) -> list[dic
             if gpu["slot"] == fault["gpu"]:
                 found.append({"gpu": gpu, "pid": fault["pid"], "name": fault["name"], "mib": fault["mib"]})
     return found
+
+
+def _visible(process: Path) -> set[str] | None:
+    """What CUDA_VISIBLE_DEVICES of a process names, indexes in bus order or UUIDs; null where it names none."""
+    try:
+        words = (process / "environ").read_bytes().split(b"\0")
+    except OSError:
+        return None
+    given = [word.partition(b"=")[2].decode() for word in words if word.startswith(b"CUDA_VISIBLE_DEVICES=")]
+    return {name.strip() for name in given[-1].split(",")} if given else None
 
 
 @dataclass

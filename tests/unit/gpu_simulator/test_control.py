@@ -218,6 +218,21 @@ def test_memory_is_attributed_to_a_running_engine(machine):
     assert machine.smi(*query).out == ""
 
 
+def test_an_engine_holds_only_the_cards_that_it_may_see(machine):
+    engine = machine.state.parent / "llama-server"
+    shutil.copy(shutil.which("sleep"), engine)
+    machine.edit(lambda state: state.update(engines=[{"match": f"^{engine}( |$)", "mib_per_card": 19968}]))
+    uuids = machine.smi("--query-gpu=uuid", "--format=csv,noheader").out.split()
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": f"0,{uuids[3]}"}
+    process = subprocess.Popen([str(engine), "600"], env=environment)
+    try:
+        used = machine.smi("--query-compute-apps=gpu_uuid", "--format=csv,noheader").out.split()
+    finally:
+        process.kill()
+        process.wait()
+    assert used == [uuids[0], uuids[3]]
+
+
 def test_default_engines_match_the_programs_and_not_who_mentions_them():
     import re
 

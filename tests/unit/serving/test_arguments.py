@@ -369,3 +369,66 @@ def test_what_to_write_instead_of_a_cache_type_is_written_for_the_one_concerned(
     (fault,) = made(cache_type_v="q8_0", flash_attention="off").faults
     assert (fault.code, fault.subject) == ("cache_type_unavailable", "cache_type_v")
     assert fault.remedy == "Write flash_attention=on or cache_type_v=f16."
+
+
+def test_gpus_by_uuid_are_looked_up() -> None:
+    """E14: UUIDs are the names that no order changes; a mistyped one must not leave the server on the CPU."""
+    uuids = {bus: f"GPU-0000000{number}-aaaa-bbbb-cccc-000000000000" for number, bus in enumerate(BUS_IDS)}
+    around = replace(V100X4, gpu_uuids=uuids)
+    found = made(around, gpus=[uuids["0000:1e:00.0"], "0"])
+    assert found.environment["CUDA_VISIBLE_DEVICES"] == f"{uuids['0000:1e:00.0']},0"
+    assert found.gpus == ("0000:1e:00.0", "0000:1a:00.0")
+    assert codes(made(around, gpus=["GPU-99999999-aaaa-bbbb-cccc-000000000000"])) == ["gpu_unknown"]
+    # One card by two of its names.
+    assert codes(made(around, gpus=["0", uuids["0000:1a:00.0"]])) == ["setting_invalid"]
+    # A part of a card has a UUID that no card has; and without a driver nothing is known of any.
+    assert codes(made(around, gpus=["MIG-99999999-aaaa-bbbb-cccc-000000000000"])) == []
+    assert codes(made(gpus=["GPU-99999999-aaaa-bbbb-cccc-000000000000"])) == []
+
+
+def test_the_order_of_the_bus_is_always_asked_for() -> None:
+    """E14 LostRuins/koboldcpp#1023: without it CUDA counts the fastest card first."""
+    assert made().environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert made(gpus=["1"]).environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["--slots"], "other users' prompts"),
+        (["--ui"], "web interface"),
+        (["--tools", "all"], "read files"),
+        (["--props"], "for all"),
+        (["--log-prompts-dir", "/tmp"], "prompts to the disk"),
+    ],
+)
+def test_what_shows_prompts_stays_off(words: list[str], why: str) -> None:
+    (fault,) = made(extra_args=words).faults
+    assert (fault.code, fault.subject) == ("argument_managed", "extra_args")
+    assert why in fault.message
+    assert {"--no-slots", "--no-ui", "--metrics"} <= set(made().argv)
+
+
+def test_no_option_slips_in_by_the_environment() -> None:
+    (fault,) = made(environment={"LLAMA_ARG_ENDPOINT_SLOTS": "1"}).faults
+    assert (fault.code, fault.subject) == ("argument_managed", "environment")
+
+
+def test_tls_and_the_time_a_connection_may_be_idle() -> None:
+    found = made(tls={"certificate": "/a.pem", "key": "/a.key"}, timeout=900, unit="llama-server@b")
+    assert found.faults == ()
+    assert option(found, "--ssl-key-file") == "/run/llama-server@b/tls-key"
+    assert option(found, "--ssl-cert-file") == "/run/llama-server@b/tls-certificate"
+    assert option(found, "--timeout") == "900"
+    assert found.base_url == "https://127.0.0.1:8080/v1"
+    assert "--timeout" not in made().argv
+    assert codes(made(timeout=0)) == ["setting_invalid"]
+    flags = FLAGS - {"--ssl-key-file", "--ssl-cert-file"}
+    found = made(replace(V100X4, flags=flags), tls={"certificate": "/a.pem", "key": "/a.key"})
+    assert codes(found) == ["argument_unknown", "argument_unknown"]
+
+
+@pytest.mark.parametrize("unified", ["-kvu", "--kv-unified", "-no-kvu", "--no-kv-unified"])
+def test_one_cache_for_all_requests_is_no_setting(unified: str) -> None:
+    """E04 janhq/jan#8534: with it a request's share depends on what others ask; without, on numbers alone."""
+    assert codes(made(extra_args=[unified])) == ["argument_managed"]

@@ -5,13 +5,17 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
+import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.volta.llm.plugins.module_utils.catalogue_models import find_model
 from ansible_collections.volta.llm.plugins.module_utils.gguf.saved import render as render_gguf
-from ansible_collections.volta.llm.plugins.module_utils.machine import Machine
+from ansible_collections.volta.llm.plugins.module_utils.machine import Completed, Machine, run
 from ansible_collections.volta.llm.plugins.module_utils.serving.arguments import Settings
 from ansible_collections.volta.llm.plugins.module_utils.serving.model_file import inspect, stem
 from ansible_collections.volta.llm.plugins.module_utils.serving.preparation import (
@@ -21,6 +25,7 @@ from ansible_collections.volta.llm.plugins.module_utils.serving.preparation impo
     inspect_gpus,
     prepare,
 )
+from ansible_collections.volta.llm.plugins.module_utils.transfer.store import Places, Stamp
 
 HELP = Path(__file__).parents[1] / "fixtures/engine/llama-server-0.5.0-dev-help.txt"
 
@@ -45,6 +50,9 @@ def engine(tmp_path: Path) -> Path:
 def model(tmp_path: Path) -> Path:
     path = tmp_path / "tiny.gguf"
     path.write_bytes(render_gguf({"general.architecture": "qwen4exp", "qwen4exp.context_length": 262144}, []))
+    stamp = Places(path).stamp
+    stamp.parent.mkdir()
+    Stamp.of(path.stat(), "0" * 64, "http://localhost/", "sha256").write(stamp)
     return path
 
 
@@ -71,9 +79,9 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
-def prepared(engine: Path, model: Path, gpus: Machine, check: bool = False, **settings: Any) -> Prepared:
+def prepared(engine: Path, model: Path, machine: Machine, /, check: bool = False, **settings: Any) -> Prepared:
     values = {"model": str(model), "binary": str(engine), "backend": "cpu", "port": free_port(), **settings}
-    return prepare(Settings(**values), UnitOptions(), gpus, check=check)
+    return prepare(Settings(**values), UnitOptions(), machine, check=check)
 
 
 def codes(found: Prepared) -> list[str]:
@@ -130,6 +138,18 @@ def test_an_engine_that_does_not_run(engine: Path, model: Path, gpus: Machine) -
     found = prepared(engine, model, gpus)
     assert codes(found) == ["engine_missing"]
     assert "libcudart.so.12" in found.faults[0].message
+
+
+def test_a_library_that_was_removed_since_the_build(engine: Path, model: Path, gpus: Machine) -> None:
+    """The manifest still tells the options; no argument is to blame."""
+    manifest = {"version": "0.5.0-dev", "capabilities": {"flags": sorted(inspect_engine(str(engine))[0].flags)}}
+    (engine.parent.parent / "release.json").write_text(json.dumps(manifest))
+    engine.write_text(
+        "#!/bin/sh\necho 'error while loading shared libraries: libgomp.so.1: cannot open' >&2; exit 127\n"
+    )
+    found = prepared(engine, model, gpus)
+    assert codes(found) == ["engine_missing"]
+    assert "libgomp.so.1" in found.faults[0].message
 
 
 def test_on_a_bare_machine(tmp_path: Path, gpus: Machine) -> None:
@@ -214,3 +234,270 @@ def test_a_file_that_is_no_model(tmp_path: Path) -> None:
     facts, faults = inspect(str(path))
     assert facts.architecture is None
     assert [fault.code for fault in faults] == ["gguf_wrong_file"]
+
+
+# --- a model that nobody verified ------------------------------------------------------------------------------------
+
+
+def test_a_model_that_no_run_verified(engine: Path, model: Path, gpus: Machine) -> None:
+    stamp = Places(model).stamp
+    proved = json.loads(stamp.read_text())
+    cases = {
+        "was taken with nothing to verify it by": {**proved, "proved": ""},
+        "changed since it was verified": {**proved, "mtime_ns": proved["mtime_ns"] - 1},
+        "was never verified": None,
+    }
+    settings = Settings(model=str(model), binary=str(engine), backend="cpu", port=free_port())
+    for message, content in cases.items():
+        stamp.write_text(json.dumps(content)) if content else stamp.unlink()
+        (fault,) = prepare(settings, UnitOptions(), gpus).faults
+        assert (fault.code, fault.subject) == ("model_unverified", "model")
+        assert message in fault.message
+        assert codes(prepare(settings, UnitOptions(allow_unverified_model=True), gpus)) == []
+
+
+# --- the cards -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cards(gpus: Machine) -> Machine:
+    """nvidia-smi's answers for the two cards; ollama holds much of the second."""
+    commands = gpus.path("commands")
+    commands.mkdir()
+    (commands / "cards").write_text(
+        "00000000:1A:00.0, GPU-a0000000-0, Tesla V100-SXM2-32GB, 32768, 7.0\n"
+        "00000000:1C:00.0, GPU-b0000000-0, Tesla V100-SXM2-32GB, 32768, 7.0\n"
+    )
+    (commands / "apps").write_text("00000000:1C:00.0, 999999, /usr/bin/ollama, 20112\n")
+    form = "--format=csv,noheader,nounits"
+    records = [
+        {"argv": ["nvidia-smi", "--query-gpu=x", form], "rc": 0, "stdout": "cards"},
+        {"argv": ["nvidia-smi", "--query-compute-apps=x", form], "rc": 0, "stdout": "apps"},
+    ]
+    (commands / "index.json").write_text(json.dumps(records))
+    return Machine(str(gpus.sysroot))
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    """The header of a 30B model with 48 layers, in a sparse file of its whole size."""
+    known = find_model("qwen3-30b-a3b-q4_k_m")
+    assert known is not None
+    header = known.header()
+    path = tmp_path / "large.gguf"
+    path.write_bytes(render_gguf(header.metadata, header.tensors))
+    os.truncate(path, path.stat().st_size + header.data_bytes + 64)
+    stamp = Places(path).stamp
+    stamp.parent.mkdir(exist_ok=True)
+    Stamp.of(path.stat(), "0" * 64, "http://localhost/", "sha256").write(stamp)
+    return path
+
+
+def test_another_engine_on_a_card_is_refused(engine: Path, large: Path, cards: Machine) -> None:
+    found = prepared(engine, large, cards, backend="cuda")
+    (fault,) = found.faults
+    assert (fault.code, fault.subject) == ("gpu_held", "00000000:1C:00.0")
+    assert "ollama (pid 999999)" in fault.message
+    # On the other card the server is alone.
+    found = prepared(engine, large, cards, backend="cuda", gpus=["1a:00.0"])
+    assert codes(found) == []
+    (card,) = found.results["memory"]
+    assert card["uuid"] == "GPU-a0000000-0"
+    assert 17000 < card["counted_mib"] < 32768
+    assert found.results["gpus"] == ["0000:1a:00.0"]
+
+
+def test_what_does_not_fit_is_refused_before_the_start(engine: Path, large: Path, cards: Machine) -> None:
+    (fault,) = prepared(engine, large, cards, backend="cuda", gpus=["0"], context_per_request=40960, parallel=8).faults
+    assert fault.code == "plan_does_not_fit"
+    assert "Write" in fault.remedy
+
+
+def test_the_unit_waits_for_all_cards_of_the_machine(engine: Path, large: Path, cards: Machine) -> None:
+    found = prepared(engine, large, cards, backend="cuda", gpus=["0"])
+    assert "devices --count 2 " in found.results["unit"]
+    assert '"CUDA_VISIBLE_DEVICES=0"' in found.results["unit"]
+
+
+# --- clients ---------------------------------------------------------------------------------------------------------
+
+OPEN = {"host": "0.0.0.0", "api_keys": ["demo-key-that-is-no-secret"], "allowed_clients": ["192.168.10.0/24"]}
+
+
+def filtered(engine: Path, model: Path, gpus: Machine, works: bool, how: str = "auto", **settings: Any) -> Prepared:
+    """With a systemd whose filter works or does not."""
+
+    def runner(argv: Sequence[str], timeout: float) -> Completed:
+        if argv[0] != "systemd-run":
+            return run(argv, timeout)
+        return Completed(tuple(argv), 1 if works and "--property=IPAddressDeny=any" in argv else 0)
+
+    values = {"model": str(model), "binary": str(engine), "backend": "cpu", "port": free_port(), **OPEN, **settings}
+    return prepare(Settings(**values), UnitOptions(client_filter=how), gpus, runner=runner)
+
+
+def test_clients_are_kept_away_by_what_works(engine: Path, model: Path, gpus: Machine) -> None:
+    found = filtered(engine, model, gpus, works=True)
+    assert (codes(found), found.results["client_filter"], found.results["client_rules"]) == ([], "systemd", "")
+    assert "IPAddressAllow=192.168.10.0/24\n" in found.results["unit"]
+    assert "/etc/llama-server/llama-server.nft" in found.results["absent_files"]
+
+    found = filtered(engine, model, gpus, works=False)
+    assert (codes(found), found.results["client_filter"]) == ([], "nftables")
+    assert "192.168.10.0/24" in found.results["client_rules"]
+    assert "ExecStartPre=+/usr/sbin/nft -f /etc/llama-server/llama-server.nft\n" in found.results["unit"]
+    assert "IPAddress" not in found.results["unit"]
+    assert found.results["files"] == [
+        {"path": "/etc/llama-server/llama-server.nft", "content": found.results["client_rules"]}
+    ]
+
+
+def test_a_filter_that_does_not_work_is_not_relied_upon(engine: Path, model: Path, gpus: Machine) -> None:
+    assert codes(filtered(engine, model, gpus, works=False, how="systemd")) == ["clients_not_enforced"]
+    assert filtered(engine, model, gpus, works=True, how="nftables").results["client_filter"] == "nftables"
+
+
+def test_without_clients_or_on_loopback_nothing_is_tried(engine: Path, model: Path, gpus: Machine) -> None:
+    found = filtered(engine, model, gpus, works=False, allowed_clients=[])
+    assert (found.results["client_filter"], "IPAddress" in found.results["unit"]) == (None, False)
+    found = filtered(engine, model, gpus, works=False, host="127.0.0.1")
+    assert found.results["client_filter"] is None
+    assert "IPAddressDeny=any\nIPAddressAllow=localhost\n" in found.results["unit"]
+    assert codes(filtered(engine, model, gpus, works=True, allowed_clients=["0.0.0.0/0"])) == ["setting_invalid"]
+
+
+# --- TLS -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tls")
+    for name in ("a", "b"):
+        subprocess.run(
+            [
+                *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+                *(
+                    "-keyout",
+                    f"{folder}/{name}.key",
+                    "-out",
+                    f"{folder}/{name}.pem",
+                    "-subj",
+                    f"/CN={name}",
+                    "-days",
+                    "9",
+                ),
+            ],
+            check=True,
+            capture_output=True,
+        )
+    return folder
+
+
+def test_tls(engine: Path, model: Path, gpus: Machine, certificates: Path) -> None:
+    tls = {"certificate": f"{certificates}/a.pem", "key": f"{certificates}/a.key"}
+    found = prepared(engine, model, gpus, tls=tls)
+    assert codes(found) == []
+    assert found.results["base_url"].startswith("https://127.0.0.1:")
+    assert "--ssl-key-file /run/llama-server/tls-key" in found.results["unit"]
+    assert f" {certificates}/a.key /run/llama-server/tls-key\n" in found.results["unit"]
+    assert "ready --url https://127.0.0.1:" in found.results["unit"]
+    assert found.results["tls_files"] == [tls["key"], tls["certificate"]]
+
+
+@pytest.mark.parametrize(
+    ("tls", "message"),
+    [
+        ({"certificate": "a.pem", "key": "b.key"}, "cannot be used together"),
+        ({"certificate": "a.key", "key": "a.key"}, "cannot be used together"),
+        ({"certificate": "a.pem", "key": "none.key"}, "none.key is not there"),
+        ({"certificate": "a.pem"}, "must have certificate and key"),
+        ({"certificate": "a.pem", "key": "a.key", "ca": "a.pem"}, "must have certificate and key"),
+    ],
+)
+def test_tls_that_cannot_work(
+    engine: Path, model: Path, gpus: Machine, certificates: Path, tls: dict[str, str], message: str
+) -> None:
+    (fault,) = prepared(engine, model, gpus, tls={key: f"{certificates}/{name}" for key, name in tls.items()}).faults
+    assert fault.code == "tls_unusable"
+    assert message in fault.message
+
+
+def test_an_engine_that_was_built_without_tls(engine: Path, model: Path, gpus: Machine, certificates: Path) -> None:
+    tls = {"certificate": f"{certificates}/a.pem", "key": f"{certificates}/a.key"}
+    (engine.parent / "libserver.so.0").write_bytes(b"\0the server is built without SSL support\n\0")
+    (fault,) = prepared(engine, model, gpus, tls=tls).faults
+    assert (fault.code, "without OpenSSL" in fault.message) == ("tls_unusable", True)
+
+
+# --- several servers, and the night ----------------------------------------------------------------------------------
+
+
+def test_several_servers_are_judged_together(engine: Path, model: Path, gpus: Machine, tmp_path: Path) -> None:
+    (tmp_path / "units").mkdir()
+    for name in ("old", "b"):
+        (tmp_path / f"units/llama-server@{name}.service").write_text(
+            "# Written by Ansible (volta.llm.llama_server): x\n"
+        )
+    ports = [free_port(), free_port(), free_port()]
+    settings = Settings(
+        model=str(model), binary=str(engine), backend="cpu", port=ports[0], api_key_file="/etc/llama-server/api-keys"
+    )
+    instances = [{"name": "b", "port": ports[1]}, {"name": "c", "port": ports[2], "alias": "tiny-c", "threads": 7}]
+    found = prepare(settings, UnitOptions(unit_folder=tmp_path / "units"), gpus, instances=instances)
+    (fault,) = found.faults
+    assert (fault.code, fault.subject) == ("argument_refused", "instances[c]: llama-server")
+    assert [server["name"] for server in found.results["servers"]] == [
+        "llama-server",
+        "llama-server@b",
+        "llama-server@c",
+    ]
+    assert found.results["leftover_units"] == ["llama-server@old"]
+    assert "/etc/llama-server/api-keys-old" in found.results["absent_files"]
+    assert found.results["base_url"] == f"http://127.0.0.1:{ports[0]}/v1"
+    assert codes(prepare(settings, UnitOptions(), gpus, instances=[{"name": "b", "port": ports[0]}])) == [
+        "instances_collide"
+    ]
+
+
+def nightly(engine: Path, model: Path, gpus: Machine, when: str, patience: int = 60, **settings: Any) -> Prepared:
+    values = {"model": str(model), "binary": str(engine), "backend": "cpu", "port": free_port(), **settings}
+    options = UnitOptions(maintenance_restart=when, maintenance_patience=patience)
+    return prepare(Settings(**values), options, gpus)
+
+
+def test_a_restart_by_night(engine: Path, model: Path, gpus: Machine) -> None:
+    found = nightly(engine, model, gpus, "03:00", api_keys=["demo-key-that-is-no-secret"], api_key_file="/etc/k")
+    assert codes(found) == []
+    files = {Path(item["path"]).name: item["content"] for item in found.results["files"]}
+    assert "OnCalendar=*-*-* 03:00:00\n" in files["llama-server-maintenance.timer"]
+    assert "Persistent=false" in files["llama-server-maintenance.timer"]
+    assert "maintain /etc/llama-server/maintenance.json" in files["llama-server-maintenance.service"]
+    told = json.loads(files["maintenance.json"])
+    assert told["patience"] == 60
+    assert told["servers"][0]["unit"] == "llama-server.service"
+    assert told["servers"][0]["key_file"] == "/etc/k"
+    assert not told["servers"][0]["url"].endswith("/v1")
+    assert "demo-key" not in json.dumps(found.results)
+
+
+def test_no_restart_by_night_leaves_no_file(engine: Path, model: Path, gpus: Machine) -> None:
+    found = nightly(engine, model, gpus, "")
+    names = {Path(path).name for path in found.results["absent_files"]}
+    assert {"llama-server-maintenance.timer", "llama-server-maintenance.service", "maintenance.json"} <= names
+
+
+@pytest.mark.parametrize(
+    ("when", "patience"), [("180", 60), ("3:00", 60), ("24:00", 60), ("daily", 60), ("03:00", 90000)]
+)
+def test_what_is_no_time_of_day(engine: Path, model: Path, gpus: Machine, when: str, patience: int) -> None:
+    (fault,) = nightly(engine, model, gpus, when, patience).faults
+    assert fault.code == "setting_invalid"
+    # 03:00 without quotes is 180 for YAML 1.1.
+    assert ("quotes as a number" in fault.message) == (when == "180")
+
+
+def test_without_metrics_nobody_knows_when_a_server_is_idle(engine: Path, model: Path, gpus: Machine) -> None:
+    manifest = {"capabilities": {"flags": sorted(set(inspect_engine(str(engine))[0].flags) - {"--metrics"})}}
+    (engine.parent.parent / "release.json").write_text(json.dumps(manifest))
+    (fault,) = nightly(engine, model, gpus, "03:00").faults
+    assert "/metrics" in fault.message

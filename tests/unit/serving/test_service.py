@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from ansible_collections.volta.llm.plugins.module_utils.faults import FaultError
 from ansible_collections.volta.llm.plugins.module_utils.machine import Completed
+from ansible_collections.volta.llm.plugins.module_utils.serving.causes import cause
 from ansible_collections.volta.llm.plugins.module_utils.serving.service import Service, Wanted, journal_tail, status
 
 OLD = "[Service]\nExecStart=/bin/old\n"
@@ -43,6 +44,8 @@ class PlayedSystemd:
     calls: list[str] = field(default_factory=list)
     die_at: int | None = None
     read_drop_ins: list[Path] = field(default_factory=list)
+    #: Its process hangs in the driver: it outlives SIGKILL.
+    stuck: bool = False
 
     @property
     def path(self) -> Path:
@@ -72,7 +75,7 @@ class PlayedSystemd:
         values = {
             "ActiveState": active,
             "SubState": "running" if self.running else "dead",
-            "Result": "exit-code" if self.failed else "success",
+            "Result": "timeout" if self.stuck and not self.running else "exit-code" if self.failed else "success",
             "MainPID": str(os.getpid()) if self.running else "0",
             "UnitFileState": "enabled" if self.enabled and self.path.exists() else "disabled",
             "ExecMainStartTimestampMonotonic": str(since if self.running else 0),
@@ -108,7 +111,7 @@ class PlayedSystemd:
 
     def stop(self, words: tuple[str, ...]) -> Completed:
         self.running = None
-        return Completed(words, 0)
+        return Completed(words, 1 if self.stuck else 0)
 
     def enable(self, words: tuple[str, ...]) -> Completed:
         self.enabled = True
@@ -308,3 +311,87 @@ def test_no_systemd_is_said() -> None:
 
 def test_a_journal_that_cannot_be_read_is_empty() -> None:
     assert journal_tail("x.service", runner=lambda argv, timeout: Completed(tuple(argv), 1)) == ""
+
+
+# --- what hangs, what leaves, and why something is restarted ----------------------------------------------------------
+
+
+def test_a_process_that_cannot_be_killed_gets_no_second_one_beside_it(serving: PlayedSystemd) -> None:
+    """E24 NVIDIA/nvidia-docker#1553: state D on a failed GPU; only a reboot helps."""
+    serving.stuck = True
+    outcome = service(serving).converge()
+    (fault,) = outcome.faults
+    assert (fault.code, serving.restarts, outcome.rolled_back) == ("service_stuck", 0, False)
+    assert str(os.getpid()) in fault.message
+    assert "Reboot" in fault.remedy
+
+
+def test_the_reason_of_a_restart_is_told(serving: PlayedSystemd, tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("new\n")
+    serving.started -= 60
+    os.utime(serving.path, (0, 0))
+    for check in (True, False):
+        outcome = service(serving, OLD, inputs=[str(keys)]).converge(check)
+        assert outcome.reasons == (f"{keys} was written since it started",)
+        assert outcome.changes == ("restarted",)
+    assert service(serving, NEW).converge().reasons == ("its settings changed",)
+    assert serving.restarts == 2
+
+
+def test_an_instance_that_leaves_takes_its_files_along(serving: PlayedSystemd) -> None:
+    outcome = service(serving, "", absent=True).converge(check=True)
+    assert outcome.changes == ("stopped", "disabled", "unit removed")
+    assert (serving.running, names(serving)) == (OLD, ["x.service"])
+    assert service(serving, "", absent=True).converge().changes == outcome.changes
+    assert (serving.running, serving.enabled, names(serving), serving.loaded) == (None, False, [], None)
+    assert service(serving, "", absent=True).converge().changes == ()
+
+
+def test_an_instance_that_cannot_be_stopped_keeps_its_unit(serving: PlayedSystemd) -> None:
+    serving.stuck = True
+    outcome = service(serving, "", absent=True).converge()
+    assert [fault.code for fault in outcome.faults] == ["service_stuck"]
+    assert names(serving) == ["x.service"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "meaning"),
+    [
+        # E10 ggml-org/llama.cpp#28506: one card of two runs out.
+        (
+            "ggml_backend_cuda_buffer_type_alloc_buffer: allocating 14642.00 MiB on device 1: "
+            "cudaMalloc failed: out of memory",
+            "GPU 1 has no room for 14642.00 MiB more",
+        ),
+        ("CUDA error: out of memory\n  current device: 3, in function alloc at x.cu:486", "GPU 3 ran out of memory"),
+        # E20 StartupHakk/OpenMonoAgent.ai#23.
+        ("error: invalid argument: 0.0.0.0", "the engine does not know the argument 0.0.0.0"),
+        (
+            "missing after 60 s: /dev/nvidia-uvm, 1 of 4 GPU devices (/dev/nvidia0 ...)",
+            "/dev/nvidia-uvm, 1 of 4 GPU devices",
+        ),
+        ("a former server is still there: llama-server (pid 9, state D); it cannot", "must be rebooted"),
+        (
+            "error loading model: unknown model architecture: 'qwen4exp'",
+            "too old for the model's architecture qwen4exp",
+        ),
+        (
+            "tensor 'blk.2.ffn_down.weight' data is not within the file bounds, model is corrupted or incomplete",
+            "cut off (blk.2.ffn_down.weight",
+        ),
+        ("install: cannot stat '/etc/ssl/a.pem': No such file or directory", "/etc/ssl/a.pem is not there"),
+        (
+            "0.00.054.395 E gguf_init_from_file: failed to open GGUF file '/srv/m-00002-of-00002.gguf' (No such",
+            "/srv/m-00002-of-00002.gguf is not there",
+        ),
+        (
+            "0.00.486.425 E llama_adapter_lora_init: failed to open '/srv/a.gguf': No such file",
+            "/srv/a.gguf is not there",
+        ),
+        ("something else", ""),
+    ],
+)
+def test_known_last_words_are_explained(lines: str, meaning: str) -> None:
+    assert meaning in cause(f"Starting x\n{lines}\nfailed")
+    assert bool(cause(lines)) == bool(meaning)

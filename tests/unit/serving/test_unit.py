@@ -19,6 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 CPU = Unit(
+    name="llama-server",
     description="llama-server: demo on port 8080",
     user="llama-server",
     group="llama-server",
@@ -76,6 +77,9 @@ def test_it_runs_as_its_own_user_and_is_active_when_ready() -> None:
     assert ready.endswith("ready --url http://127.0.0.1:8080/health --port 8080 --pid $MAINPID")
     assert reset == "+-/usr/bin/systemctl reset-failed %n"
     assert found["TimeoutStartSec"] == ["600"]
+    (ended,) = found["ExecStopPost"]
+    assert ended == "+-/usr/bin/python3 -I /usr/local/lib/volta-llm/llama-server-guard why"
+    assert found["NotifyAccess"] == ["all"]
     assert found["Restart"] == ["on-failure"]
 
 
@@ -127,3 +131,44 @@ def test_memory_is_locked_only_where_it_was_asked_for() -> None:
 def test_time_to_load_grows_with_the_model(size: int | None, seconds: int) -> None:
     """E06 mostlygeek/llama-swap#92: 15 s for a large model."""
     assert load_timeout(size) == seconds
+
+
+def test_keys_of_tls_stay_readable_to_root_alone() -> None:
+    found = settings(replace(CPU, copies={"tls-key": "/etc/ssl/private/50%.key", "tls-certificate": "/etc/ssl/a.pem"}))
+    assert (found["RuntimeDirectory"], found["RuntimeDirectoryMode"]) == (["llama-server"], ["0700"])
+    copy = "+/usr/bin/install --owner=llama-server --group=llama-server --mode=0400"
+    assert found["ExecStartPre"] == [
+        f"{copy} /etc/ssl/a.pem /run/llama-server/tls-certificate",
+        f"{copy} /etc/ssl/private/50%%.key /run/llama-server/tls-key",
+    ]
+
+
+def test_clients_are_filtered_by_systemd() -> None:
+    found = settings(replace(CPU, admitted=["192.168.10.0/24", "fd00::/8"]))
+    assert found["IPAddressDeny"] == ["any"]
+    assert found["IPAddressAllow"] == ["localhost", "192.168.10.0/24", "fd00::/8"]
+    # A loopback server has nobody to talk to; one that is open to all says nothing.
+    assert settings(replace(CPU, admitted=[]))["IPAddressAllow"] == ["localhost"]
+    assert "IPAddressDeny" not in settings(CPU)
+
+
+def test_clients_are_filtered_by_nftables_from_before_the_start_to_the_end() -> None:
+    found = settings(replace(CUDA, name="llama-server@b", ruleset="/etc/llama-server/llama-server@b.nft"))
+    assert found["ExecStartPre"][0] == "+/usr/sbin/nft -f /etc/llama-server/llama-server@b.nft"
+    assert found["ExecStopPost"][1:] == ["+-/usr/sbin/nft delete table inet volta_llm_llama_server_b"]
+    assert "IPAddressDeny" not in found
+
+
+def test_what_hangs_in_the_driver_is_given_up_in_time() -> None:
+    """E24 NVIDIA/nvidia-docker#1553: a stop that never ends."""
+    for found in (settings(CPU), settings(CUDA)):
+        assert found["TimeoutStopSec"] == ["30"]
+
+
+#: Settings that systemd got after 249, which Ubuntu 22.04 has, as far as one might want them here.
+TOO_NEW = {"RestartSteps", "RestartMaxDelaySec", "RestartMode", "ImportCredential", "MemoryKSM", "LogFilterPatterns"}
+
+
+def test_nothing_is_newer_than_the_oldest_systemd() -> None:
+    everything = replace(CUDA, copies={"tls-key": "/a"}, admitted=["10.0.0.0/8"], ruleset="/b", limit_memlock=True)
+    assert not TOO_NEW & settings(everything).keys()

@@ -1,0 +1,269 @@
+# Copyright: The volta.llm authors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""Will the model fit the cards that it is to run on: counted here, counted by the engine's own tool, the larger rules.
+
+`llama-fit-params -fitp on` loads nothing and prints what each device would hold. It reserves logits for every token of
+a micro-batch, where a server computes them for one token a request (LC tools/fit-params, measured); that much is taken
+off what it says of the card with the output layer. It cannot know what driver and engine take beside the buffers
+either; that is the plan's `overhead`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..compat import find_gpu
+from ..faults import Fault, FaultError
+from ..gguf import planning
+from ..gguf.plan import FAULTS as PLAN
+from ..gguf.plan import GpuPlan, read_facts
+from ..gguf.reader import Header
+from ..machine import Completed, Machine
+from .arguments import Plan, Settings, bus_id
+from .catalogue import CATALOGUE
+from .listener import unit_of
+
+Runner = Callable[[Sequence[str], float], Completed]
+
+MIB = 1 << 20
+#: What a process may hold of a card and still leave it to a server: a monitor's context, not a model.
+FOREIGN_MIB = 256
+#: Micro-batch of the engine where none is set.
+UBATCH = 512
+FIT_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Card:
+    """One GPU as nvidia-smi shows it. ``memory_mib`` is the whole memory: what runs there now is to be replaced."""
+
+    bus_id: str
+    uuid: str
+    product: str
+    memory_mib: float
+    compute_capability: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A process that holds memory of a card; ``mib`` is null where nvidia-smi does not tell."""
+
+    bus_id: str
+    pid: int
+    program: str
+    mib: int | None
+
+
+def cards_of(machine: Machine, nvidia_smi: str = "nvidia-smi") -> list[Card]:
+    """The machine's GPUs in bus order; empty where nvidia-smi does not answer, which is not the same as none."""
+    fields = "pci.bus_id,uuid,name,memory.total,compute_cap"
+    done = machine.run([nvidia_smi, f"--query-gpu={fields}", "--format=csv,noheader,nounits"])
+    found = []
+    for row in _rows(done, 5):
+        if not re.fullmatch(r"\d+(\.\d+)?", row[3]):
+            continue
+        capability = re.fullmatch(r"(\d+)\.(\d+)", row[4])
+        known = find_gpu(row[2])
+        default = known.compute_capability if known else (7, 0)
+        found.append(
+            Card(
+                row[0],
+                row[1],
+                row[2],
+                float(row[3]),
+                (int(capability[1]), int(capability[2])) if capability else default,
+            )
+        )
+    return sorted(found, key=lambda card: _order(card.bus_id))
+
+
+def holders_of(machine: Machine, nvidia_smi: str = "nvidia-smi") -> list[Holder]:
+    """Who holds memory of which card; empty where nvidia-smi does not answer."""
+    fields = "gpu_bus_id,pid,process_name,used_memory"
+    done = machine.run([nvidia_smi, f"--query-compute-apps={fields}", "--format=csv,noheader,nounits"])
+    return [
+        Holder(
+            row[0],
+            int(row[1]),
+            Path(row[2].split(" ")[0]).name or "a process",
+            int(row[3]) if row[3].isdigit() else None,
+        )
+        for row in _rows(done, 4)
+        if row[1].isdigit()
+    ]
+
+
+def _rows(done: Completed, columns: int) -> list[list[str]]:
+    if not done.ok:
+        return []
+    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
+    return [row for row in rows if len(row) == columns]
+
+
+def _order(text: str) -> tuple[int, ...]:
+    return tuple(int(part, 16) for part in re.split(r"[:.]", bus_id(text)))
+
+
+def chosen(cards: Sequence[Card], used: Sequence[str] | None) -> list[Card]:
+    """Those of ``cards`` that have the bus ids ``used``, in that order; all where none are named."""
+    if used is None:
+        return list(cards)
+    by_bus = {bus_id(card.bus_id): card for card in cards}
+    return [by_bus[bus_id(name)] for name in used if bus_id(name) in by_bus]
+
+
+def foreign(holders: Sequence[Holder], used: Sequence[Card], own_units: Collection[str], here: Machine) -> list[Fault]:
+    """Another engine on the cards, named. What our own units hold is about to be given back."""
+    on = {bus_id(card.bus_id): card for card in used}
+    faults = []
+    for holder in holders:
+        card = on.get(bus_id(holder.bus_id))
+        unit = unit_of(here, holder.pid)
+        if card is None or unit in own_units or (holder.mib is not None and holder.mib < FOREIGN_MIB):
+            continue
+        held = "an unknown amount of memory" if holder.mib is None else f"{holder.mib} MiB"
+        who = f"{holder.program} (pid {holder.pid}{f', unit {unit}' if unit else ''})"
+        stop = f"systemctl disable --now {unit}" if unit and unit.endswith(".service") else f"kill {holder.pid}"
+        faults.append(
+            CATALOGUE.fault(
+                "gpu_held",
+                card.bus_id,
+                f"{who} holds {held} of it",
+                f"Stop that program ({stop}), or choose other cards with `gpus`: two engines never share one.",
+            )
+        )
+    return faults
+
+
+@dataclass(frozen=True)
+class Counted:
+    """What each card will hold. ``per_gpu``: one entry a card, ready for a module's result. ``notes`` for people."""
+
+    per_gpu: list[dict[str, Any]]
+    faults: list[Fault]
+    notes: list[str]
+
+
+def count(
+    settings: Settings, computed: Plan, header: Header, cards: Sequence[Card], here: str, runner: Runner
+) -> Counted:
+    """Plan for ``cards``; ``here`` is the folder of the engine's programs. Faults when it does not fit."""
+    gpus = [planning.Gpu(card.product, card.memory_mib, card.compute_capability) for card in cards]
+    wanted = {
+        "context_per_request": settings.context_per_request,
+        "parallel": settings.parallel,
+        "cache_type_k": settings.cache_type_k,
+        "cache_type_v": settings.cache_type_v,
+        "ubatch": settings.ubatch or UBATCH,
+        "split_mode": computed.split_mode or "layer",
+        "tensor_split": settings.tensor_split or (),
+        "kv_unified": False,
+    }
+    try:
+        answer = planning.answer(settings.model, header, planning.settings_of(wanted, gpus))
+    except FaultError as exc:
+        return Counted([], [exc.fault], [])
+    faults = [answer.fault] if answer.fault else []
+    notes = list(answer.plan.notes)
+    engine, why = ask_engine(settings, computed, here, runner)
+    if why:
+        notes.append(why)
+    placed = [gpu for gpu in answer.plan.per_gpu if gpu.layers]
+    output = placed[-1].index if placed else 0
+    logits = (settings.ubatch or UBATCH) - settings.parallel
+    excess = max(0, logits) * read_facts(header).vocabulary * 4 / MIB
+    per_gpu = []
+    for gpu, card in zip(answer.plan.per_gpu, cards, strict=True):
+        theirs = engine.get(gpu.index)
+        if theirs is not None and gpu.index == output:
+            theirs = theirs._replace_compute(excess)
+        said = theirs.total + gpu.overhead_mib if theirs is not None else None
+        counted = max(gpu.total_mib, said or 0.0)
+        per_gpu.append(_entry(gpu, card, said, counted))
+        if said is not None and gpu.fits and said > card.memory_mib:
+            faults.append(
+                PLAN.fault(
+                    "plan_does_not_fit",
+                    settings.model,
+                    f"llama-fit-params counts {said:.0f} MiB on GPU {gpu.index} ({card.product} at {card.bus_id}, "
+                    f"{gpu.overhead_mib:.0f} for driver and engine among them), the card has {card.memory_mib:.0f}",
+                    "Lower `context_per_request` or `parallel`, or write `cache_type_k` and `cache_type_v` q8_0.",
+                )
+            )
+    return Counted(per_gpu, faults, notes)
+
+
+def _entry(gpu: GpuPlan, card: Card, said: float | None, counted: float) -> dict[str, Any]:
+    return {
+        "index": gpu.index,
+        "bus_id": card.bus_id,
+        "uuid": card.uuid,
+        "product": card.product,
+        "layers": gpu.layers,
+        "overhead_mib": round(gpu.overhead_mib, 1),
+        "planned_mib": round(gpu.total_mib, 1),
+        "engine_mib": None if said is None else round(said, 1),
+        "counted_mib": round(counted, 1),
+        "memory_mib": card.memory_mib,
+    }
+
+
+@dataclass(frozen=True)
+class Buffers:
+    """What llama-fit-params says of one device, in MiB."""
+
+    model: float
+    context: float
+    compute: float
+
+    @property
+    def total(self) -> float:
+        return self.model + self.context + self.compute
+
+    def _replace_compute(self, excess: float) -> Buffers:
+        return Buffers(self.model, self.context, max(0.0, self.compute - excess))
+
+
+def ask_engine(settings: Settings, computed: Plan, here: str, runner: Runner) -> tuple[dict[int, Buffers], str]:
+    """What llama-fit-params counts, by device number; and why it counted nothing, in words, where it did not."""
+    program = Path(here) / "llama-fit-params"
+    if not program.is_file():
+        return {}, "llama-fit-params is not installed: the memory is what the plan alone says"
+    argv = [
+        *("env", *(f"{name}={value}" for name, value in computed.environment.items())),
+        *(str(program), "--model", settings.model, "--ctx-size", str(computed.total_context)),
+        *("--parallel", str(settings.parallel), "--n-gpu-layers", "999", "--fit-print", "on"),
+    ]
+    for name in ("--split-mode", "--tensor-split", "--cache-type-k", "--cache-type-v", "--flash-attn", "--ubatch-size"):
+        if name in computed.argv:
+            argv += [name, computed.argv[computed.argv.index(name) + 1]]
+    done = runner(argv, FIT_SECONDS)
+    if not done.ok:
+        return {}, f"llama-fit-params {done.why}: the memory is what the plan alone says"
+    found = read_fit(done.stdout)
+    if not found:
+        return {}, "llama-fit-params saw no GPU: the memory is what the plan alone says"
+    return found, ""
+
+
+def read_fit(text: str) -> dict[int, Buffers]:
+    """Lines of device, model, context and compute in MiB, as `CUDA0 17218 0 432`; the host's is not of the cards."""
+    rows = re.findall(r"(?m)^[A-Za-z]+(\d+) (\d+) (\d+) (\d+)\s*$", text)
+    return {
+        int(number): Buffers(float(model), float(context), float(compute)) for number, model, context, compute in rows
+    }
+
+
+def uuids_of(machine: Machine) -> Mapping[str, str]:
+    """UUIDs by bus id, from the loaded driver; without it there are none."""
+    found = {}
+    for name in machine.listdir("/proc/driver/nvidia/gpus"):
+        text = machine.read(f"/proc/driver/nvidia/gpus/{name}/information") or ""
+        uuid = re.search(r"(?m)^GPU UUID:\s*(GPU-[0-9a-fA-F-]{8,})\s*$", text)
+        if uuid:
+            found[name] = uuid[1]
+    return found
