@@ -532,11 +532,11 @@ ROWS: tuple[Row, ...] = (
         repairs=({"cache_type": "q4_0"}, {"cache_type": "q8_0"}),
     ),
     Row(
-        "bf16_is_emulated",
+        "cache_type_unavailable",
         (("volta", "==", True), ("cache_type", "==", "bf16")),
         "Volta has no BF16 units: the cache is converted on every use; f16 has the same size",
         "NVIDIA, CUDA C++ Programming Guide, arithmetic instructions by compute capability",
-        refused=False,
+        repairs=({"cache_type": "f16"},),
     ),
     # Ollama
     Row(

@@ -49,6 +49,7 @@ REFUSED = [
     ("split_mode=tensor flash_attention=off", "split_mode_unavailable", ["flash_attention=on"]),
     ("split_mode=tensor fit=true", "split_mode_unavailable", ["fit=false"]),
     ("cache_type=q8_0 flash_attention=off", "cache_type_unavailable", ["flash_attention=on", "cache_type=f16"]),
+    ("cache_type=bf16 gpu=1db5", "cache_type_unavailable", ["cache_type=f16"]),
     ("cache_type=iq4_nl gpu=1db5", "cache_type_unavailable", ["cache_type=q4_0"]),
     ("driver=535 ollama=0.30.5 gpu=1db6", "ollama_ignores_gpu", ["ollama=0.24.0", "driver=580"]),
     ("driver=550.163.01 ollama=0.30.5", "ollama_ignores_gpu", ["driver=580"]),
@@ -78,7 +79,7 @@ ALLOWED = [
     ("architecture=qwen3moe llama_cpp=0.3.9 split_mode=tensor gpu_count=2", set()),
     ("architecture=qwen5", {"architecture_unknown"}),
     ("split_mode=row llama_cpp=b9000", {"split_mode_row_is_partial"}),
-    ("gpu=1db5 cache_type=bf16", {"bf16_is_emulated"}),
+    ("gpu=2335 cache_type=bf16", set()),
     ("", set()),
 ]
 

@@ -224,8 +224,13 @@ def test_quantised_values_need_flash_attention() -> None:
     assert (option(found, "--cache-type-k"), option(found, "--cache-type-v")) == ("q8_0", "q8_0")
 
 
-def test_bf16_on_volta_is_noted() -> None:
-    assert any("BF16" in note for note in made(cache_type_k="bf16").notes)
+@pytest.mark.parametrize("setting", ["cache_type_k", "cache_type_v"])
+def test_bf16_on_volta_is_refused(setting: str) -> None:
+    (fault,) = made(**{setting: "bf16"}).faults
+    assert (fault.code, fault.subject) == ("cache_type_unavailable", setting)
+    assert f"{setting}=f16" in fault.remedy
+    # On other cards it is as good as f16.
+    assert made(replace(V100X4, gpu="2335"), **{setting: "bf16"}).faults == ()
 
 
 def test_optional_numbers() -> None:

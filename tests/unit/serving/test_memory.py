@@ -122,6 +122,18 @@ def test_the_engine_s_own_count_decides_where_it_is_the_larger(tmp_path: Path, m
     assert argv[-2:] == ("--split-mode", "layer")
 
 
+def test_each_card_is_judged_by_its_own_figures(tmp_path: Path, machine: Machine) -> None:
+    """E12 ollama/ollama#7047: of two equal shares the first takes 131 MiB more, by its compute buffers."""
+    logits = (512 - 1) * 151936 * 4 / (1 << 20)
+    counted, _ = count(tmp_path, machine, f"CUDA0 1000 12800 429\nCUDA1 1000 12800 {298 + int(logits)}\n")
+    first, second = counted.per_gpu
+    assert first["engine_mib"] - second["engine_mib"] == pytest.approx(131, abs=1)
+    # The same on both is too much for one of them.
+    counted, _ = count(tmp_path, machine, f"CUDA0 3000 12800 429\nCUDA1 3000 12800 {298 + int(logits)}\n")
+    (fault,) = counted.faults
+    assert "on GPU 1 " in fault.message
+
+
 def test_an_engine_that_counts_too_much_by_what_is_known_stands_against_nothing(
     tmp_path: Path, machine: Machine
 ) -> None:
