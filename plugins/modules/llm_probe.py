@@ -176,6 +176,11 @@ base_url:
   returned: always
   type: str
   sample: http://127.0.0.1:8080/v1
+address:
+  description: Address of this machine towards others, that of its default route. Null when there is none.
+  returned: always
+  type: str
+  sample: 192.168.10.20
 ready_s:
   description: Seconds waited until the endpoint was ready. Null when it did not become ready.
   returned: always
@@ -257,7 +262,7 @@ from ansible_collections.volta.llm.plugins.module_utils.results import finish
 from ansible_collections.volta.llm.plugins.module_utils.serving import calibration
 from ansible_collections.volta.llm.plugins.module_utils.serving.catalogue import CATALOGUE
 from ansible_collections.volta.llm.plugins.module_utils.serving.measured_catalogue import CATALOGUE as MEASURED
-from ansible_collections.volta.llm.plugins.module_utils.serving.probe import Probe, Question
+from ansible_collections.volta.llm.plugins.module_utils.serving.probe import Probe, Question, own_address
 
 #: What means "not there yet" and is therefore no fault in check mode.
 NOT_THERE = ("endpoint_refused", "endpoint_loading_timeout", "service_not_running")
@@ -360,6 +365,7 @@ def main() -> None:
         changed=kept,
         would_verify=would_verify,
         base_url=f"{probe.question.root}/v1",
+        address=own_address(),
         **probe.finding.as_dict(),
     )
 

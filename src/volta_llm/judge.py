@@ -62,6 +62,8 @@ def _host(name: str, results: list[Event], stats: dict[str, dict[str, int]]) -> 
         else:
             host.warnings.extend(task.faults)
         host.endpoints.extend(_endpoints(event["data"].get("res", {})))
+        # The last word counts: a role that runs twice hands over twice.
+        host.hand_over = event["data"].get("res", {}).get("hand_over", host.hand_over)
     host.duration_s = round(host.duration_s, 3)
     if host.good:
         # A failure that the play rescued ended nothing; what it reported still deserves to be read.

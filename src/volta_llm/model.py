@@ -77,7 +77,8 @@ class HostResult:
 
     The counts are those of Ansible's recap (``ok`` includes ``changed``). ``failed_task`` is the task that ended the
     host's run. ``faults`` are what its failed tasks reported, ``warnings`` what tasks reported that did not fail.
-    ``endpoints`` are the base URLs of the run as clients call them.
+    ``endpoints`` are the base URLs of the run as clients call them, ``hand_over`` all that clients have to know of
+    them (docs/clients.md).
     """
 
     name: str
@@ -95,6 +96,7 @@ class HostResult:
     faults: list[Fault] = field(default_factory=list)
     warnings: list[Fault] = field(default_factory=list)
     endpoints: list[str] = field(default_factory=list)
+    hand_over: list[dict[str, Any]] = field(default_factory=list)
     tasks: list[Task] = field(default_factory=list, repr=False)
 
     @property

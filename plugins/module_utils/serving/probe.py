@@ -9,10 +9,12 @@ id and aliases; ``/metrics`` counts the requests at work and those that wait (ll
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
 import re
+import socket
 import ssl
 import time
 import urllib.error
@@ -530,6 +532,15 @@ class Probe:
 
     def _fault(self, code: str, message: str, remedy: str) -> FaultError:
         return FaultError(CATALOGUE.fault(code, self.question.root, message, remedy))
+
+
+def own_address() -> str | None:
+    """This machine's address towards others; null without a default route. Nothing is sent."""
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        # An address of documentation (RFC 5737): only the route to it is looked up.
+        probe.connect(("192.0.2.1", 9))
+        return str(probe.getsockname()[0])
+    return None
 
 
 def judge_answer(text: str | None, tokens: int | None) -> Fault | None:

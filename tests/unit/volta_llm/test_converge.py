@@ -163,6 +163,21 @@ def test_endpoints_are_handed_over_as_clients_call_them(checkout: Checkout) -> N
     assert result.exit_status == 0
 
 
+def test_what_clients_have_to_know_is_in_the_result_and_other_facts_are_not(checkout: Checkout) -> None:
+    checkout.play(
+        "- name: Hand over\n  ansible.builtin.set_fact:\n"
+        "    llama_server_endpoints: [{name: llama-server, base_url: 'http://10.0.0.5:8080/v1', model: demo}]\n"
+        "    other: hidden-text\n"
+    )
+
+    result = checkout.converge()
+
+    [host] = result.runs[0].hosts
+    assert host.hand_over == [{"name": "llama-server", "base_url": "http://10.0.0.5:8080/v1", "model": "demo"}]
+    assert json.loads(json.dumps(result.as_dict()))["runs"][0]["hosts"][0]["hand_over"] == host.hand_over
+    assert "hidden-text" not in json.dumps(result.as_dict())
+
+
 def test_no_log_results_stay_censored(checkout: Checkout) -> None:
     (checkout.root / "hosts.yml").write_text(
         (checkout.root / "hosts.yml").read_text().replace("one:", "one: {texts: [hidden-text]}\n    two: {texts: []}")
