@@ -110,7 +110,7 @@ options:
     type: int
   allowed_clients:
     description:
-      - Networks (CIDR) whose machines may reach the server; it always reaches itself. Empty leaves that to the machine's firewall.
+      - Networks (CIDR) whose machines may reach the server, beside loopback. Empty leaves that to the machine's firewall.
       - Not needed on a loopback address.
     type: list
     elements: str

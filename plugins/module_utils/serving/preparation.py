@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
 import socket
@@ -252,7 +253,7 @@ def _prepare_one(server: Server, options: UnitOptions, ground: Ground, alike: Co
             model=settings.model,
             limit_memlock=any("mlock" in word for word in map(str, settings.extra_args)),
             copies=_copied(settings),
-            admitted=None if admitted is None or by_nftables else [str(network) for network in admitted],
+            admitted=None if admitted is None or by_nftables else by_systemd(settings.host, admitted),
             ruleset=f"{options.folder}/{server.unit}.nft" if by_nftables else "",
         )
     )
@@ -331,6 +332,18 @@ def _clients(
         remedy = "Write `client_filter` auto or nftables."
         faults.append(CATALOGUE.fault("clients_not_enforced", "allowed_clients", message, remedy))
     return admitted, "systemd", faults
+
+
+def by_systemd(host: str, admitted: Sequence[Network]) -> list[str]:
+    """What systemd must let through. A server that is bound to one address is asked there by this machine as well, from
+    that address, which is not loopback."""
+    found = [str(network) for network in admitted]
+    if not is_loopback(host):
+        with contextlib.suppress(ValueError):
+            address = ipaddress.ip_address(host.partition("%")[0])
+            if not address.is_unspecified:
+                found.append(str(ipaddress.ip_network(address)))
+    return found
 
 
 def _copied(settings: Settings) -> dict[str, str]:

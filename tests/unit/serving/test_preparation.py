@@ -17,10 +17,12 @@ from ansible_collections.volta.llm.plugins.module_utils.catalogue_models import 
 from ansible_collections.volta.llm.plugins.module_utils.gguf.saved import render as render_gguf
 from ansible_collections.volta.llm.plugins.module_utils.machine import Completed, Machine, run
 from ansible_collections.volta.llm.plugins.module_utils.serving.arguments import Settings
+from ansible_collections.volta.llm.plugins.module_utils.serving.clients import networks
 from ansible_collections.volta.llm.plugins.module_utils.serving.model_file import inspect, stem
 from ansible_collections.volta.llm.plugins.module_utils.serving.preparation import (
     Prepared,
     UnitOptions,
+    by_systemd,
     inspect_engine,
     inspect_gpus,
     prepare,
@@ -350,6 +352,16 @@ def test_clients_are_kept_away_by_what_works(engine: Path, model: Path, gpus: Ma
     assert found.results["files"] == [
         {"path": "/etc/llama-server/llama-server.nft", "content": found.results["client_rules"]}
     ]
+
+
+@pytest.mark.parametrize(
+    ("host", "own"),
+    [("10.0.0.5", ["10.0.0.5/32"]), ("fe80::1%eth0", ["fe80::1/128"]), ("0.0.0.0", []), ("::", []), ("127.0.0.1", [])],
+)
+def test_a_server_on_one_address_is_asked_there_by_its_own_machine(host: str, own: list[str]) -> None:
+    """Readiness is asked from within the unit, and the filter concerns what goes out, too."""
+    admitted, _ = networks(["192.168.10.0/24"])
+    assert by_systemd(host, admitted) == ["192.168.10.0/24", *own]
 
 
 def test_a_filter_that_does_not_work_is_not_relied_upon(engine: Path, model: Path, gpus: Machine) -> None:
