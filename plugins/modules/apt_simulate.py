@@ -99,6 +99,11 @@ options:
       - Seconds that the package lists may be old by apt's own stamps. Older ones are updated first, and so are lists older than a source
         file; another apt at work there is waited for. Not in check mode.
     type: int
+  proof_file:
+    description:
+      - Absolute path of a record that a run without faults leaves. While question, apt's configuration, package lists and packages are as they
+        were then, nothing is run and the answer is what a transaction without a change gives. Not written in check mode.
+    type: path
   timeout:
     description: Limit in seconds for each program that is run.
     type: float
@@ -176,6 +181,10 @@ lists_updated:
   description: Whether the package lists were updated.
   returned: always
   type: bool
+proved_before:
+  description: Whether O(proof_file) already said so, and nothing was run.
+  returned: always
+  type: bool
 available:
   description: Whether the program that simulates is installed.
   returned: always
@@ -192,7 +201,9 @@ faults:
   elements: dict
 """
 
-from ansible_collections.volta.llm.plugins.module_utils.apt import lists, simulation
+from pathlib import Path
+
+from ansible_collections.volta.llm.plugins.module_utils.apt import lists, proved, simulation
 from ansible_collections.volta.llm.plugins.module_utils.apt.policy import Policy
 from ansible_collections.volta.llm.plugins.module_utils.apt.transaction import Request
 from ansible_collections.volta.llm.plugins.module_utils.arguments import VARIABLES
@@ -228,6 +239,7 @@ def main() -> None:
             "forbidden": names,
             "required": names,
             "lists_max_age": {"type": "int"},
+            "proof_file": {"type": "path"},
             "timeout": {"type": "float", "default": 300.0},
         },
         supports_check_mode=True,
@@ -243,7 +255,7 @@ def main() -> None:
         fix_broken=given["fix_broken"],
         options={name: _apt_word(value) for name, value in given["apt_options"].items()},
     )
-    updated = False
+    updated = known = False
     stale: list[Fault] = []
     try:
         policy = Policy(
@@ -259,13 +271,18 @@ def main() -> None:
         system = Machine("/", given["timeout"])
         if given["lists_max_age"] is not None and not module.check_mode:
             updated, stale = lists.refresh(system, given["lists_max_age"])
-        if stale:
+        record = Path(given["proof_file"]) if given["proof_file"] else None
+        value = proved.fingerprint(system, request, policy) if record else ""
+        known = record is not None and not stale and proved.holds(record, value)
+        if stale or known:
             results, faults = simulation.nothing(), stale
         else:
             results, faults = simulation.run(system, request, policy)
+        if record is not None and results["available"] and not (faults or known or module.check_mode):
+            proved.keep(record, value)
     except FaultError as exc:
         results, faults = simulation.nothing(), [exc.fault]
-    finish(module, faults, changed=False, lists_updated=updated, **results)
+    finish(module, faults, changed=False, lists_updated=updated, proved_before=known, **results)
 
 
 def _apt_word(value: object) -> str:
