@@ -29,7 +29,7 @@ TYPES = {
 SET_BY_THE_ROLE = {
     "gpu_verify": {"sysroot", "require"},
     "cuda_toolkit": {"forbidden", "install_recommends", "packages", "required", "sysroot"},
-    "kernel_hold": {"proof_file", "action", "allow_remove", "forbidden", "sets", "state", "sysroot", "timeout"},
+    "kernel_hold": {"action", "allow_remove", "forbidden", "proof_file", "sets", "state", "sysroot", "timeout"},
     "llama_cpp": {"action", "archive", "name", "portable", "sha256", "source_type", "sysroot"},
     "llama_server": {"api_key_file", "guard", "name", "sysroot"},
     "model": {"dest", "job_file", "lock"},
