@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help dev os-packages lock demo clear test test-full lint unit cores molecule e2e test-vm test-cuda docs \
-        bench bench-gpu bench-engine bench-download fault-download fault-host build
+        bench bench-gpu bench-engine bench-download fault-download fault-host fault-serving build
 
 PYTHON ?= python3
 VENV := .venv
@@ -85,6 +85,9 @@ fault-download: dev ## kill -9 a download at 50 random moments, count bytes fetc
 
 fault-host: dev ## kill the preparation of a host at 20 random moments, run it again, compare the machine
 	@$(BIN)/python -m tests.fault.host
+
+fault-serving: dev ## kill -9 a ready server under load 20 times, count recoveries, lost requests; three deaths before it is ready
+	@$(BIN)/python -m tests.fault.serving
 
 build: dev ## the collection as an artifact under build/
 	@rm -rf build && mkdir build

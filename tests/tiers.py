@@ -109,7 +109,7 @@ def vm() -> Iterator[Step]:
 
 
 def faults() -> Iterator[Step]:
-    for campaign in ("host", "download"):
+    for campaign in ("host", "download", "serving"):
         yield Step(f"fault-{campaign}", [sys.executable, "-m", f"tests.fault.{campaign}"])
 
 

@@ -163,8 +163,8 @@ the server ended before it was ready
 """
 
 
-def status_after(tmp_path: Path, lines: str, result: str) -> str:
-    """What the guard puts into the status after these lines."""
+def status_after(tmp_path: Path, lines: str, result: str, **ended: str) -> str:
+    """What the guard puts into the status after these lines; ``ended`` is what else systemd says of the end."""
     (tmp_path / "lines").write_text(lines)
     journalctl = tmp_path / "journalctl"
     journalctl.write_text(
@@ -176,7 +176,7 @@ def status_after(tmp_path: Path, lines: str, result: str) -> str:
         receiver.setblocking(False)
         done = subprocess.run(
             [sys.executable, "-I", str(GUARD), "why", "--journalctl", str(journalctl)],
-            env={"SERVICE_RESULT": result, "INVOCATION_ID": "abc", "NOTIFY_SOCKET": str(tmp_path / "notify")},
+            env={"SERVICE_RESULT": result, "INVOCATION_ID": "abc", "NOTIFY_SOCKET": str(tmp_path / "notify"), **ended},
             capture_output=True,
             text=True,
             check=False,
@@ -202,6 +202,24 @@ def test_the_status_says_why_a_start_failed(tmp_path: Path, lines: str, told: st
     said = status_after(tmp_path, lines, "exit-code")
     assert said.startswith("STATUS=exit-code: ")
     assert said.endswith(told)
+
+
+@pytest.mark.parametrize(
+    ("result", "code", "status", "told"),
+    [
+        ("signal", "killed", "KILL", "signal, by SIGKILL (out of memory? journalctl -k --grep oom): it said nothing"),
+        (
+            "oom-kill",
+            "killed",
+            "KILL",
+            "oom-kill, by SIGKILL (out of memory? journalctl -k --grep oom): it said nothing",
+        ),
+        ("core-dump", "dumped", "SEGV", "core-dump, by SIGSEGV: it said nothing"),
+        ("exit-code", "exited", "1", "exit-code: it said nothing"),
+    ],
+)
+def test_one_that_is_killed_has_no_last_words(tmp_path: Path, result: str, code: str, status: str, told: str) -> None:
+    assert status_after(tmp_path, "", result, EXIT_CODE=code, EXIT_STATUS=status) == f"STATUS={told}"
 
 
 def test_a_clean_end_needs_no_reason(tmp_path: Path) -> None:
