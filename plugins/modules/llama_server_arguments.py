@@ -300,6 +300,7 @@ servers:
   description:
     - All servers, the default one first; each with the values below of its own, the unit's C(name) without its ending and the C(instance) that it
       is, empty for the default one.
+    - Also C(host), C(port), C(backend), C(parallel), C(api_key_file) and C(context_wanted), as its settings say.
   returned: always
   type: list
   elements: dict
@@ -413,6 +414,12 @@ split_mode:
   returned: always
   type: str
   sample: layer
+gpus:
+  description: Bus ids of the GPUs in use, in the engine's order. Empty when they are not known, or without GPUs.
+  returned: always
+  type: list
+  elements: str
+  sample: ['0000:1a:00.0', '0000:1c:00.0']
 gpu_count:
   description: GPUs in use. Null when unknown, or without GPUs.
   returned: always

@@ -37,6 +37,8 @@ GPU_CLASSES = ("0x0300", "0x0302")
 #: What an engine without OpenSSL says of TLS (LC tools/server/server-http.cpp:174); it is in such a program.
 WITHOUT_TLS = b"built without SSL support"
 
+#: Of each server's results what its settings say, which the caller of a single one knows.
+GIVEN = ("name", "instance", "host", "port", "backend", "parallel", "api_key_file", "context_wanted")
 ENGINE_REMEDY = "Build it again with role llama_cpp."
 
 Runner = Callable[[Sequence[str], float], Completed]
@@ -158,7 +160,7 @@ def prepare(
     files, absent = _files(options, results, leaving)
     return Prepared(
         {
-            **{key: value for key, value in results[0].items() if key not in ("name", "instance")},
+            **{key: value for key, value in results[0].items() if key not in GIVEN},
             "account_exists": account_exists,
             "servers": results,
             "leftover_units": leaving,
