@@ -8,8 +8,10 @@ for each tensor, and are turned into weights with single IEEE operations only.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,11 +116,20 @@ class Vocabulary:
 def generate(vocabulary: Path, out: Path, shape: Shape | None = None) -> list[dict[str, str | int]]:
     """Write the shards and manifest.json into ``out``; return the manifest's files (name, size, sha256).
 
-    Files appear under their names only when whole.
+    Files appear under their names only when whole. Of several that write into one folder each waits for the one before.
     """
     shape = shape or Shape()
     words = read_vocabulary(vocabulary)
     out.mkdir(parents=True, exist_ok=True)
+    folder = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        return _generate(vocabulary, out, shape, words)
+    finally:
+        os.close(folder)
+
+
+def _generate(vocabulary: Path, out: Path, shape: Shape, words: Vocabulary) -> list[dict[str, str | int]]:
     partial = out / f".{STEM}.partial"
     partial.mkdir(exist_ok=True)
     for leftover in partial.iterdir():

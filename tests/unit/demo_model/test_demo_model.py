@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import json
 import tarfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import gguf
@@ -49,6 +50,15 @@ def test_the_same_inputs_give_the_same_bytes(vocabulary: Path, model: Path, tmp_
     (tmp_path / ".volta-demo-qwen4exp-Q8_0.partial/left-by-a-killed-run").write_text("x")
     generate(vocabulary, tmp_path, SMALL)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["manifest.json", *NAMES]
+    for name in ("manifest.json", *NAMES):
+        assert (tmp_path / name).read_bytes() == (model / name).read_bytes()
+
+
+def test_several_that_write_at_once_do_not_disturb_each_other(vocabulary: Path, model: Path, tmp_path: Path) -> None:
+    """Scenarios of molecule run side by side, with one cache."""
+    with ThreadPoolExecutor(4) as pool:
+        made = list(pool.map(lambda _: [entry["name"] for entry in generate(vocabulary, tmp_path, SMALL)], range(8)))
+    assert made == [NAMES] * 8
     for name in ("manifest.json", *NAMES):
         assert (tmp_path / name).read_bytes() == (model / name).read_bytes()
 
