@@ -308,6 +308,7 @@ class _Planner:
                 self.wish.distribution == "ubuntu"
                 and own == of == branch
                 and self.wish.source != "cuda_repo"
+                and packages.has_flavours(package.name)
                 and (f"-{branch}-server" in package.name) != (self.wish.flavour == "server")
             )
             if packages.is_open_flavour(package.name):

@@ -41,6 +41,8 @@ _DRIVER_SOURCE = re.compile(
 _USERS = re.compile(
     r"^(?:lib)?nvidia-(?:container|docker|cuda-(?!mps)|cudnn|vaapi|profiler|visual-|nsight|texture|cg-|smi-exporter|fs|gds|ml-dev)"
 )
+#: Of these Ubuntu has one package a branch, which serves its server and its desktop packaging.
+_ONE_FLAVOUR = re.compile(r"^(?:nvidia-(?:fabricmanager|imex)|libnvidia-nscq|cuda-drivers-fabricmanager)(?:-|$)")
 _OPEN = re.compile(
     r"^(?:nvidia|cuda-drivers)[a-z0-9.-]*-open(?:-|$)|^nvidia-open(?:-|$)|^linux-(?:modules|objects|signatures)-nvidia-.*open(?:-|$)"
 )
@@ -101,6 +103,11 @@ def is_kept_with_driver(name: str) -> bool:
 def is_open_flavour(name: str) -> bool:
     """Whether a package is of the open kernel module, which does not know Volta."""
     return bool(_OPEN.match(name))
+
+
+def has_flavours(name: str) -> bool:
+    """Whether Ubuntu has a driver package twice, for servers (``-535-server``) and for desktops (``-535``)."""
+    return not _ONE_FLAVOUR.match(name)
 
 
 def is_companion(name: str) -> bool:

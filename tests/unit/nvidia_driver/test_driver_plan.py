@@ -353,6 +353,21 @@ def test_a30_fabric_manager_of_the_very_same_version(machine):
     assert "nvidia-fabricmanager-535=535.261.03-1" in plan.install
 
 
+@pytest.mark.parametrize("flavour", ["server", "desktop"])
+@pytest.mark.parametrize("name", ["nvidia-fabricmanager-535", "libnvidia-nscq-535", "nvidia-imex-535"])
+def test_a30_fabric_manager_of_a_second_run_is_of_no_other_flavour(machine, name, flavour):
+    """Ubuntu has these once a branch, without -server: a DGX-2 would have lost its own in the second run."""
+    of = "535-server" if flavour == "server" else "535"
+    machine.facts["nvswitches"] = 6
+    machine.driver(NEW, flavour=of).all_installed(NEW, flavour=of)
+    for each in {"nvidia-fabricmanager-535", name}:
+        source = "fabric-manager-535" if "fabric" in each else each
+        machine.offer(each, "535.261.03-0ubuntu0.22.04.1", source=source)
+        machine.installed(each, "535.261.03-0ubuntu0.22.04.1", source=source)
+    plan = machine.plan(flavour=flavour)
+    assert (plan.purge, plan.install, codes(plan), plan.complete) == ([], [], [], True)
+
+
 def debian(machine, release, name, version, *depends, source="nvidia-graphics-drivers"):
     return machine.offer(name, version, *depends, source=source, release=Release("Debian", "deb.debian.org", release))
 
