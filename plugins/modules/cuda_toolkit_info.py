@@ -105,6 +105,12 @@ archive_url:
   description: Address of the archive with O(source=cuda_repo); null otherwise.
   returned: always
   type: str
+archive_file:
+  description:
+    - A source file of others that names that archive already, as the role P(volta.llm.nvidia_driver#role) and NVIDIA's package C(cuda-keyring) have
+      one; null where none does. A second entry with another key would stop every apt.
+  returned: always
+  type: str
 driver_branch:
   description: The driver branch whose libcuda the packages bring; null where they bring none.
   returned: always

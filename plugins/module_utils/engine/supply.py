@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
+from ..apt import sources
 from ..compat import highest_gcc
 from ..faults import Fault, is_fatal
 from ..machine import Machine
@@ -23,6 +24,8 @@ from .request import ARCHITECTURE, Account, redacted
 from .toolkit import Cuda, numbers, probe_cuda
 
 SOURCES = ("auto", "distro", "cuda_repo", "existing")
+#: The role's own; another file that names the same archive takes its place.
+SOURCE_FILE = f"{sources.FOLDER}/volta-llm-cuda.sources"
 NVIDIA_ARCHIVE = "https://developer.download.nvidia.com/compute/cuda/repos"
 
 
@@ -68,7 +71,11 @@ class Wish:
 
 @dataclass
 class Supply:
-    """``packages`` are what the machine needs, ``missing`` those that it lacks; ``toolkit`` is what is there by now."""
+    """``packages`` are what the machine needs, ``missing`` those that it lacks; ``toolkit`` is what is there by now.
+
+    ``archive_file`` is a file of others that names the archive already (of the role nvidia_driver, of NVIDIA's package
+    cuda-keyring); null where none does.
+    """
 
     source: str | None = None
     version: str | None = None
@@ -76,6 +83,7 @@ class Supply:
     packages: list[str] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     archive_url: str | None = None
+    archive_file: str | None = None
     driver_branch: str | None = None
     gcc: int | None = None
     toolkit: Cuda | None = None
@@ -94,13 +102,16 @@ def look(wish: Wish, machine: Machine, account: Account | None, required: bool =
     if supply.faults:
         return supply
     text = machine.read("/etc/os-release") or machine.read("/usr/lib/os-release") or ""
+    packaged = machine
     if not text and not machine.is_capture:
         # A root that holds the GPUs alone: packages are those of the system itself.
-        text = Machine().read("/etc/os-release") or ""
+        packaged = Machine()
+        text = packaged.read("/etc/os-release") or ""
     system, name = identify(text)
     _choose(wish, system, name, supply)
     if supply.faults:
         return supply
+    supply.archive_file = _named_by(packaged, supply.archive_url)
     _judge_driver(system, machine, supply)
     installed = _installed(machine, supply.packages)
     supply.missing = [package for package in supply.packages if package not in installed]
@@ -239,6 +250,18 @@ def _choose(wish: Wish, system: System | None, name: str, supply: Supply) -> Non
     if limit is not None and system.gcc > limit and not wish.host_compiler:
         packages.append(f"g++-{limit}")
     supply.packages = packages
+
+
+def _named_by(machine: Machine, archive_url: str | None) -> str | None:
+    """The file of others that names the archive; null for none.
+
+    A second entry with another key beside it would stop every apt on the machine ("Conflicting values set for option
+    Signed-By").
+    """
+    if archive_url is None:
+        return None
+    there = (f"{archive_url}/", "/")
+    return next((e.file for e in sources.read(machine) if e.archive == there and e.file != SOURCE_FILE), None)
 
 
 def _judge_driver(system: System | None, machine: Machine, supply: Supply) -> None:

@@ -94,6 +94,33 @@ def test_nvidia_s_archive_is_asked_for_the_parts_alone(machine: Machine) -> None
 
 
 @pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        # NVIDIA's package cuda-keyring, and the role nvidia_driver.
+        ("cuda-ubuntu2204-x86_64.list", "deb [signed-by=/usr/share/keyrings/cuda-archive-keyring.gpg] {url}/ /\n"),
+        ("cuda.list", "deb {url} /\n"),
+        (
+            "volta-llm-nvidia-cuda-repo.sources",
+            "Types: deb\nURIs: {url}/\nSuites: /\nSigned-By: /etc/apt/keyrings/volta-llm-nvidia.asc\n",
+        ),
+    ],
+)
+def test_an_archive_that_another_file_names_is_not_named_again(machine: Machine, name: str, text: str) -> None:
+    """Two keys for one archive: "E: Conflicting values set for option Signed-By", and no apt command works any more."""
+    folder = machine.path("/etc/apt/sources.list.d")
+    folder.mkdir(parents=True)
+    url = "https://developer.download.nvidia.com/compute/cuda/repos/ubuntu2204/x86_64"
+    ours = "Types: deb\nURIs: {url}/\nSuites: /\nSigned-By: /etc/apt/keyrings/volta-llm-cuda.asc\n"
+    (folder / "volta-llm-cuda.sources").write_text(ours.format(url=url))
+    (folder / "other.list").write_text(text.format(url=url.replace("2204", "2404")))
+    assert look(Wish(), machine, None).archive_file is None
+    (folder / name).write_text(text.format(url=url))
+    assert look(Wish(), machine, None).archive_file == f"/etc/apt/sources.list.d/{name}"
+    assert look(Wish(archive_url="http://mirror.example.org/cuda"), machine, None).archive_file is None
+    assert look(Wish(source="existing", root="/opt/cuda"), machine, None).archive_file is None
+
+
+@pytest.mark.parametrize(
     ("release", "version", "compiler"),
     [("noble", "12.6", None), ("trixie", "", "g++-13"), ("bookworm", "", "g++-11"), ("bookworm", "12.9", None)],
 )

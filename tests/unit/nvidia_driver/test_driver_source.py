@@ -225,3 +225,15 @@ def test_what_is_no_key_is_said_to_be_none(files, content):
 
 def test_key_that_is_not_there_yet_is_no_fault(files):
     assert files.read(source="cuda_repo", keyring="/etc/apt/keyrings/k.asc", fingerprints=("AA",)).faults == []
+
+
+def test_the_toolkit_s_file_makes_way_for_the_driver_s(files):
+    """Both roles name NVIDIA's archive, each with a key file of its own; the toolkit is content with the driver's."""
+    files.source(
+        "volta-llm-cuda.sources",
+        f"Types: deb\nURIs: {CUDA}/ubuntu2204/x86_64/\nSuites: /\nSigned-By: /etc/apt/keyrings/volta-llm-cuda.asc\n",
+    )
+    found = files.read(source="cuda_repo", keyring="/etc/apt/keyrings/volta-llm-nvidia.asc")
+    assert (found.faults, found.disable) == ([], ["/etc/apt/sources.list.d/volta-llm-cuda.sources"])
+    found = files.read(source="distro")
+    assert (found.faults, found.disable) == ([], [])
