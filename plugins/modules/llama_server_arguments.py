@@ -15,7 +15,8 @@ description:
   - Looks at the machine for it, at the installed engine's options, the model's header and shards, the GPUs, and who listens on the port.
   - The installed engine parses the arguments once, without loading the model.
   - On GPUs it also counts what each of them will hold, by the plan of M(volta.llm.vram_plan) on this file and these cards and by the engine's
-    C(llama-fit-params) where it is installed; the larger figure must fit. Another engine on these cards is refused.
+    C(llama-fit-params) where it is installed; the larger figure must fit. Another engine on these cards is refused. The tool is asked only
+    before a change, since it opens the cards that a server may be at work on.
   - Several servers of one machine (O(instances)) are judged together, since they must not share a port or a GPU.
   - Changes nothing. Module M(volta.llm.service_unit) puts the unit into use.
 author:
@@ -359,7 +360,7 @@ memory:
       description: MiB by the plan.
       type: float
     engine_mib:
-      description: MiB by C(llama-fit-params), less what it is known to count too much; null where it said nothing.
+      description: MiB by C(llama-fit-params), less what it is known to count too much; null where it said nothing or was not asked.
       type: float
     counted_mib:
       description: The larger of the two.

@@ -149,9 +149,12 @@ class Counted:
 
 
 def count(
-    settings: Settings, computed: Plan, header: Header, cards: Sequence[Card], here: str, runner: Runner
+    settings: Settings, computed: Plan, header: Header, cards: Sequence[Card], here: str | None, runner: Runner
 ) -> Counted:
-    """Plan for ``cards``; ``here`` is the folder of the engine's programs. Faults when it does not fit."""
+    """Plan for ``cards``. Faults when it does not fit.
+
+    ``here`` is the folder of the engine's programs; null where the engine is not to be asked.
+    """
     gpus = [planning.Gpu(card.product, card.memory_mib, card.compute_capability) for card in cards]
     wanted = {
         "context_per_request": settings.context_per_request,
@@ -169,7 +172,7 @@ def count(
         return Counted([], [exc.fault], [])
     faults = [answer.fault] if answer.fault else []
     notes = list(answer.plan.notes)
-    engine, why = ask_engine(settings, computed, here, runner)
+    engine, why = ask_engine(settings, computed, here, runner) if here is not None else ({}, "")
     if why:
         notes.append(why)
     placed = [gpu for gpu in answer.plan.per_gpu if gpu.layers]

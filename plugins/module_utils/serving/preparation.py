@@ -226,11 +226,6 @@ def _prepare_one(server: Server, options: UnitOptions, ground: Ground, alike: Co
         faults += parse_by_engine(settings, computed, ground.runner)
     faults += check_port(settings, {*alike, *ground.leaving}, ground.here)
     faults += check_address(settings)
-    counted: list[dict[str, Any]] = []
-    if cuda:
-        held, counted, said = _memory(settings, computed, model, engine, ground)
-        faults += held
-        notes += said
     admitted, client_filter, client_faults = _clients(settings, options, ground)
     faults += client_faults
     by_nftables = client_filter == "nftables"
@@ -259,6 +254,12 @@ def _prepare_one(server: Server, options: UnitOptions, ground: Ground, alike: Co
             ruleset=f"{options.folder}/{server.unit}.nft" if by_nftables else "",
         )
     )
+    counted: list[dict[str, Any]] = []
+    if cuda:
+        unchanged = _is_in_place(options.unit_folder / server.service, text)
+        held, counted, said = _memory(settings, computed, model, engine, ground, unchanged)
+        faults += held
+        notes += said
     return (
         Prepared(
             {
@@ -299,10 +300,21 @@ def _prepare_one(server: Server, options: UnitOptions, ground: Ground, alike: Co
     )
 
 
+def _is_in_place(path: Path, text: str) -> bool:
+    try:
+        return path.read_text(encoding="utf-8") == text
+    except OSError:
+        return False
+
+
 def _memory(
-    settings: Settings, computed: Plan, model: ModelFacts, engine: Engine, ground: Ground
+    settings: Settings, computed: Plan, model: ModelFacts, engine: Engine, ground: Ground, unchanged: bool
 ) -> tuple[list[Fault], list[dict[str, Any]], list[str]]:
-    """Who else is on the cards, what each of them will hold, and notes."""
+    """Who else is on the cards, what each of them will hold, and notes.
+
+    The engine is asked only where something is to change: it opens each card for it, which takes some hundred MiB that
+    a server at work may need just then.
+    """
     if not ground.cards:
         return [], [], ["nvidia-smi names no GPU: what the model takes of each was not compared with what there is"]
     if settings.gpus and computed.gpus is None:
@@ -311,7 +323,7 @@ def _memory(
     faults = memory.foreign(ground.holders, used, ground.own_units, ground.here)
     if model.header is None or computed.faults or not used:
         return faults, [], []
-    folder = "" if engine.missing else str(Path(settings.binary).resolve().parent)
+    folder = None if engine.missing or unchanged else str(Path(settings.binary).resolve().parent)
     counted = memory.count(settings, computed, model.header, used, folder, ground.runner)
     return faults + counted.faults, counted.per_gpu, counted.notes
 

@@ -315,6 +315,28 @@ def test_what_does_not_fit_is_refused_before_the_start(engine: Path, large: Path
     assert "Write" in fault.remedy
 
 
+def test_a_server_at_work_is_not_disturbed_to_count_what_was_counted(
+    engine: Path, large: Path, cards: Machine, tmp_path: Path
+) -> None:
+    """llama-fit-params opens the cards, which takes memory that the server may need."""
+    asked = tmp_path / "asked"
+    tool = engine.with_name("llama-fit-params")
+    tool.write_text(f"#!/bin/sh\necho x >> {asked}\necho CUDA0 17000 800 19000\n")
+    tool.chmod(0o755)
+    units = tmp_path / "units"
+    units.mkdir()
+    settings = Settings(model=str(large), binary=str(engine), gpus=["0"], port=free_port())
+    options = UnitOptions(unit_folder=units)
+    found = prepare(settings, options, cards)
+    # What the engine says of itself is the larger figure, and too much.
+    assert codes(found) == ["plan_does_not_fit"]
+    assert found.results["memory"][0]["engine_mib"] > 32768
+    (units / "llama-server.service").write_text(found.results["unit"])
+    found = prepare(settings, options, cards)
+    assert (codes(found), found.results["memory"][0]["engine_mib"]) == ([], None)
+    assert asked.read_text() == "x\n"
+
+
 def test_the_unit_waits_for_all_cards_of_the_machine(engine: Path, large: Path, cards: Machine) -> None:
     found = prepared(engine, large, cards, backend="cuda", gpus=["0"])
     assert "devices --count 2 " in found.results["unit"]
