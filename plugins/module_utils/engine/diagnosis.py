@@ -45,13 +45,16 @@ SYMPTOMS = (
         "build folder",
         r"No space left on device|Disk quota exceeded",
         "the disk ran full while building",
-        "Free some space below build_directory and run again: the build goes on where it stopped.",
+        "Free some space below build_directory, or in /tmp where that is a disk of its own, and run again: the build "
+        "goes on where it stopped.",
     ),
     _symptom(
         "build_out_of_memory",
         "memory",
-        r"\[code=137\]|Killed signal terminated program|^(?:.*: )?Killed\b|virtual memory exhausted"
-        r"|cc1plus: out of memory|Cannot allocate memory|LLVM ERROR: out of memory|exit status 137",
+        # nvcc ends with a status of its own when a part of it was killed (NVIDIA/cudf#8018).
+        rf"\[code=137\]|Killed signal terminated program|^(?:.*: )?Killed\b|{_Q}\S+ died due to signal 9\b"
+        r"|terminated with signal 9\b|virtual memory exhausted|final link failed: memory exhausted|instance of 'std::bad_alloc'"
+        r"|cc1(?:plus)?: out of memory|Cannot allocate memory|LLVM ERROR: out of memory|exit status 137",
         "a compiler was killed for want of memory",
         "Set jobs lower (about 2 GiB of free memory a job), or add memory or swap; the build goes on where it stopped.",
     ),
@@ -75,6 +78,14 @@ SYMPTOMS = (
         r"unsupported clang version! clang version must be less than (\d+)",
         "the CUDA compiler accepts clang below {1}, and the one in use is newer",
         "Set cuda_host_compiler to a gcc that this toolkit accepts.",
+    ),
+    _symptom(
+        "toolkit_unavailable",
+        "C library",
+        r"exception\s+specification is incompatible with that of previous function\s+\"(?:cospi|sinpi|rsqrt)f?\"",
+        "the system's C library (glibc 2.41 or newer) declares functions that this CUDA toolkit declares otherwise",
+        "Take the distribution's own toolkit (Debian 13: source distro, CUDA 12.4, patched for it), or build on a "
+        "machine with an older release (llama_cpp_build_host).",
     ),
     _symptom(
         "architecture_unsupported",

@@ -21,6 +21,7 @@ import os
 import posixpath
 import re
 import shutil
+import ssl
 import stat
 import tarfile
 import time
@@ -47,6 +48,9 @@ VENDORED_HEAD = ".git/modules/vendor/llama.cpp/HEAD"
 ATTEMPTS = 3
 TIMEOUT_S = 60.0
 CHUNK = 1 << 20
+
+#: How the other side breaks off within a body; ssl's errors are none of a connection for Python.
+BROKEN_OFF = (http.client.HTTPException, TimeoutError, ConnectionError, ssl.SSLError)
 
 Report = Callable[[int, "int | None"], None]
 
@@ -115,10 +119,7 @@ def find_in_index(body: str, content_type: str, page_url: str, version: str) -> 
 def locate_sdist(request: Request) -> str:
     """The address of the source distribution; an index that promises another hash is refused before the download."""
     page = f"{request.index_url.rstrip('/')}/{PACKAGE}/"
-    with _open(page, accept="application/vnd.pypi.simple.v1+json, text/html;q=0.5") as answer:
-        body = answer.read().decode("utf-8", "replace")
-        content_type = answer.headers.get("Content-Type") or "text/html"
-        page = answer.geturl() or page
+    body, content_type, page = _read_page(page)
     listed = find_in_index(body, content_type, page, request.package_version or "")
     if listed is None:
         raise _fault(
@@ -135,6 +136,20 @@ def locate_sdist(request: Request) -> str:
             "Check that sha256 belongs to package_version. If so, do not use this index.",
         )
     return listed.url
+
+
+def _read_page(page: str) -> tuple[str, str, str]:
+    """Text, type and final address of a page of the index. A broken transfer is begun again, twice."""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            with _open(page, accept="application/vnd.pypi.simple.v1+json, text/html;q=0.5") as answer:
+                body = answer.read().decode("utf-8", "replace")
+                return body, answer.headers.get("Content-Type") or "text/html", answer.geturl() or page
+        except BROKEN_OFF as exc:
+            if attempt == ATTEMPTS:
+                raise unreachable(page, exc) from exc
+            time.sleep(attempt)
+    raise AssertionError("not reached")
 
 
 def checksum_mismatch(name: str, actual: str, expected: str) -> FaultError:
@@ -202,7 +217,7 @@ def _download(url: str, target: Path, report: Report) -> str:
                 if total is not None and done < total:
                     raise http.client.IncompleteRead(b"", total - done)
                 return digest.hexdigest()
-        except (http.client.HTTPException, TimeoutError, ConnectionError) as exc:
+        except BROKEN_OFF as exc:
             if attempt == ATTEMPTS:
                 raise unreachable(url, exc) from exc
             time.sleep(attempt)
@@ -233,7 +248,7 @@ def _open(url: str, accept: str | None = None) -> Iterator[Any]:
                 ) from exc
             if exc.code < 500 or attempt == ATTEMPTS:
                 raise unreachable(url, exc) from exc
-        except (urllib.error.URLError, http.client.HTTPException, TimeoutError, ConnectionError) as exc:
+        except (urllib.error.URLError, *BROKEN_OFF) as exc:
             if attempt == ATTEMPTS:
                 raise unreachable(url, exc) from exc
         time.sleep(attempt)
@@ -413,15 +428,17 @@ def checkout(request: Request, git: str, account: Account | None, target: Path, 
     # --depth 1: the history is not needed, and the commit is checked below in any case.
     fetched, _out, said = run("fetch", "--quiet", "--depth", "1", repository, commit, timeout=1800.0)
     if not fetched:
-        last = said.splitlines()[-1] if said else "git fetch failed"
+        reason = _cause(said, repository)
         missing = re.search(
             r"not our ref|couldn't find remote ref|unadvertised object|does not (?:exist|appear)|not found", said
         )
         raise _fault(
             "source_not_found" if missing else "source_unreachable",
             redacted(repository),
-            last,
-            "Check repository and commit."
+            reason,
+            f"Let the build user own it, or as root: git config --system --add safe.directory {redacted(repository)}"
+            if "dubious ownership" in said
+            else "Check repository and commit."
             if missing
             else "Check name resolution, proxy and certificates on this machine.",
         )
@@ -438,6 +455,19 @@ def checkout(request: Request, git: str, account: Account | None, target: Path, 
             "Run again; if it stays so, check that the repository is llama.cpp's.",
         )
     return Unpacked(head)
+
+
+#: What git says around the cause.
+_GIT_FRAME = re.compile(
+    r"(?i)(warning|hint): |fatal: Could not read from remote repository|Please make sure|and the repository exists|$"
+)
+
+
+def _cause(said: str, repository: str) -> str:
+    """The line that names the cause, without what may be secret: git's last ones only repeat that it could not read."""
+    lines = [line.strip() for line in said.splitlines()]
+    told = next((line for line in lines if not _GIT_FRAME.match(line)), said.strip() or "git fetch failed")
+    return told.replace(repository, redacted(repository))
 
 
 def commit_mismatch(actual: str, expected: str) -> FaultError:

@@ -63,6 +63,42 @@ def test_known_failures_are_said_in_one_sentence(name: str, code: str, says: str
     assert "{1}" not in fault.message + fault.remedy
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        # NVIDIA/cudf#8018: nvcc's own status is not 137 then.
+        "nvcc error   : 'cicc' died due to signal 9 (Kill signal)",
+        "nvcc error   : 'ptxas' died due to signal 9 (Kill signal)",
+        "nvcc error   : 'cudafe++' died due to signal 9 (Kill signal)",
+        "collect2: fatal error: ld terminated with signal 9 [Killed]",
+        "/usr/bin/ld: final link failed: memory exhausted",
+        "cc1: out of memory allocating 65536 bytes after a total of 1183744 bytes",
+        "terminate called after throwing an instance of 'std::bad_alloc'",
+    ],
+)
+def test_a_part_of_the_compiler_that_was_killed_is_a_matter_of_memory(line: str) -> None:
+    """It decides about the retry with fewer jobs."""
+    text = f"FAILED: [code=9] ggml/src/ggml-cuda/fattn.cu.o\n/usr/local/cuda/bin/nvcc -c fattn.cu\n{line}\n"
+    assert explain(text, LOG, "build", 1).code == "build_out_of_memory"
+    crashed = text.replace("signal 9 (Kill signal)", "signal 11 (Invalid memory reference)")
+    if crashed != text:
+        assert explain(crashed, LOG, "build", 1).code == "build_failed"
+
+
+@pytest.mark.parametrize("name", ["cospi", "sinpif", "rsqrt"])
+@pytest.mark.parametrize("between", [" ", "\n  "])
+def test_a_c_library_that_is_newer_than_the_toolkit(name: str, between: str) -> None:
+    """NVIDIA/cuda-samples#378 with 12.9, opencv/opencv#27111 with 12.4 and 12.8; cudafe++ breaks its lines."""
+    text = (
+        f"/usr/include/x86_64-linux-gnu/bits/mathcalls.h(79): error: exception{between}specification is incompatible "
+        f'with that of previous function "{name}"{between}(declared at line 2601 of /usr/local/cuda/include/crt/x.h)\n'
+    )
+    fault = explain(text, LOG, "build", 1)
+    assert (fault.code, fault.subject) == ("toolkit_unavailable", "C library")
+    assert "glibc 2.41" in fault.message
+    assert "llama_cpp_build_host" in fault.remedy
+
+
 def test_the_users_default_compiler_is_never_to_be_changed() -> None:
     # Report D04: the thread switched the whole system's compiler with update-alternatives.
     fault = explain(log("d04-gcc-12.log"), LOG, "configure", 1)

@@ -9,18 +9,22 @@ import hashlib
 import http.server
 import io
 import os
+import ssl
 import subprocess
 import tarfile
 import threading
-from collections.abc import Callable, Iterator
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 from ansible_collections.volta.llm.plugins.module_utils.engine import sources
 from ansible_collections.volta.llm.plugins.module_utils.engine.process import environment
 from ansible_collections.volta.llm.plugins.module_utils.engine.request import Request
 from ansible_collections.volta.llm.plugins.module_utils.faults import FaultError
+from ansible_collections.volta.llm.plugins.module_utils.machine import Completed
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -215,6 +219,58 @@ def test_broken_transfers(
     assert "geheim" not in str(caught.value.fault)
     assert len(seen) == (sources.ATTEMPTS if path == "/short" else 1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_an_index_page_that_breaks_off(server: tuple[str, dict[str, bytes], list[str]], tmp_path: Path) -> None:
+    base, served, seen = server
+    served["/short/llama-cpp-python/"] = b"<a href="
+    with pytest.raises(FaultError) as caught:
+        sources.fetch_archive(replace(REQUEST, index_url=f"{base}/short"), tmp_path, quiet)
+    assert caught.value.fault.code == "source_unreachable"
+    assert caught.value.fault.subject == f"{base}/short/llama-cpp-python/"
+    assert len(seen) == sources.ATTEMPTS
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        TimeoutError("The read operation timed out"),
+        ssl.SSLEOFError(8, "EOF occurred in violation of protocol"),
+        ssl.SSLError(1, "[SSL: DECRYPTION_FAILED_OR_BAD_RECORD_MAC] decryption failed or bad record mac"),
+        ConnectionResetError(104, "Connection reset by peer"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["pypi_sdist", "archive"])
+def test_a_connection_that_breaks_within_the_body(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, broken: Exception, kind: str
+) -> None:
+    """None of them is a matter of the file system, although Python derives them from its errors."""
+    tried: list[str] = []
+
+    class Answer:
+        headers: ClassVar[dict[str, str]] = {"Content-Length": "1000"}
+
+        def __enter__(self) -> Answer:
+            return self
+
+        def __exit__(self, *_more: object) -> None:
+            pass
+
+        def read(self, *_size: int) -> bytes:
+            raise broken
+
+    def urlopen(asked: urllib.request.Request, timeout: float) -> Answer:
+        tried.append(asked.full_url)
+        return Answer()
+
+    monkeypatch.setattr(sources.time, "sleep", lambda _seconds: None)
+    monkeypatch.setattr(sources.urllib.request, "urlopen", urlopen)
+    with pytest.raises(FaultError) as caught:
+        sources.fetch_archive(
+            replace(REQUEST, source_type=kind, url="https://mirror.example/x.tar.gz"), tmp_path, quiet
+        )
+    assert caught.value.fault.code == "source_unreachable"
+    assert len(tried) == sources.ATTEMPTS
 
 
 def test_nobody_listens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -434,3 +490,50 @@ def test_git_says_what_it_could_not_get(
         sources.checkout(request, "git", None, tmp_path / "out", environment(str(tmp_path)))
     assert caught.value.fault.code == "source_not_found"
     assert caught.value.fault.subject == str(tmp_path / where)
+
+
+@pytest.mark.parametrize(
+    ("said", "cause", "remedy"),
+    [
+        (
+            "Warning: Permanently added 'git.example' (ED25519) to the list of known hosts.\n"
+            "git@git.example: Permission denied (publickey).\nfatal: Could not read from remote repository.\n\n"
+            "Please make sure you have the correct access rights\nand the repository exists.\n",
+            "git@git.example: Permission denied (publickey).",
+            "Check name resolution",
+        ),
+        (
+            "fatal: detected dubious ownership in repository at '/srv/llama.cpp'\n"
+            "To add an exception for this directory, call:\n\n"
+            "\tgit config --global --add safe.directory /srv/llama.cpp\n"
+            "fatal: Could not read from remote repository.\n\nPlease make sure you have the correct access rights\n"
+            "and the repository exists.\n",
+            "fatal: detected dubious ownership in repository at '/srv/llama.cpp'",
+            "git config --system --add safe.directory",
+        ),
+        (
+            "fatal: unable to access 'https://glpat-geheim@git.example/llama.cpp/': "
+            "Could not resolve host: git.example\n",
+            "fatal: unable to access 'https://git.example/llama.cpp/': Could not resolve host: git.example",
+            "Check name resolution",
+        ),
+        ("fatal: Could not read from remote repository.\n", "fatal: Could not read from remote repository.", "Check"),
+    ],
+)
+def test_git_is_quoted_with_the_cause(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str, cause: str, remedy: str
+) -> None:
+    """Its last line is "and the repository exists.", whatever the cause; a token in the address is nobody's to read."""
+
+    def run_as(_account: object, argv: Sequence[str], *_more: object, **_options: object) -> Completed:
+        return Completed(tuple(argv), 128 if "fetch" in argv else 0, "", said if "fetch" in argv else "")
+
+    monkeypatch.setattr(sources, "run_as", run_as)
+    repository = "https://glpat-geheim@git.example/llama.cpp/"
+    request = replace(REQUEST, source_type="git", repository=repository, commit=COMMIT)
+    with pytest.raises(FaultError) as caught:
+        sources.checkout(request, "git", None, tmp_path / "out", {})
+    assert caught.value.fault.code == "source_unreachable"
+    assert caught.value.fault.message == cause
+    assert remedy in caught.value.fault.remedy
+    assert "geheim" not in str(caught.value.fault)
