@@ -53,7 +53,8 @@ SYMPTOMS = (
         "memory",
         # nvcc ends with a status of its own when a part of it was killed (NVIDIA/cudf#8018).
         rf"\[code=137\]|Killed signal terminated program|^(?:.*: )?Killed\b|{_Q}\S+ died due to signal 9\b"
-        r"|terminated with signal 9\b|virtual memory exhausted|final link failed: memory exhausted|instance of 'std::bad_alloc'"
+        r"|terminated with signal 9\b|virtual memory exhausted|final link failed: memory exhausted"
+        r"|terminate called after throwing an instance of 'std::bad_alloc'"
         r"|cc1(?:plus)?: out of memory|Cannot allocate memory|LLVM ERROR: out of memory|exit status 137",
         "a compiler was killed for want of memory",
         "Set jobs lower (about 2 GiB of free memory a job), or add memory or swap; the build goes on where it stopped.",

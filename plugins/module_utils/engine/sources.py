@@ -32,7 +32,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any
-from urllib.parse import unquote, urldefrag, urljoin, urlsplit
+from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit, urlunsplit
 
 from ..faults import Fault, FaultError
 from ..headers import whole_number
@@ -230,7 +230,7 @@ def _open(url: str, accept: str | None = None) -> Iterator[Any]:
     headers = {"User-Agent": "volta.llm"}
     if accept:
         headers["Accept"] = accept
-    asked = urllib.request.Request(url, headers=headers)
+    asked = urllib.request.Request(_escaped(url), headers=headers)
     if secret := _netrc_for(urlsplit(url).hostname):
         # Unredirected: a redirect to another host must not carry the password there.
         asked.add_unredirected_header("Authorization", "Basic " + base64.b64encode(secret.encode()).decode())
@@ -254,6 +254,13 @@ def _open(url: str, accept: str | None = None) -> Iterator[Any]:
         time.sleep(attempt)
     with answer:
         yield answer
+
+
+def _escaped(url: str) -> str:
+    """The address with what is no character of one escaped; urllib refuses it and quotes all of it, secrets too."""
+    parts = urlsplit(url)
+    path, query = (quote(part, safe="%/:=&?~+!$,;'@()*[]{}|^`") for part in (parts.path, parts.query))
+    return urlunsplit((parts.scheme, parts.netloc, path, query, ""))
 
 
 def unreachable(url: str, exc: Exception) -> FaultError:

@@ -350,7 +350,10 @@ class Session:
             self._connection = self._connect(origin, proxy)
             self._connected_to = origin
         parts = urlsplit(url)
-        target = quote(parts.path or "/", safe="%/:=&~+!$,;'@()*") + (f"?{parts.query}" if parts.query else "")
+        # As browsers and curl do it: what is no character of an address is escaped, what is escaped stays.
+        target = quote(parts.path or "/", safe="%/:=&~+!$,;'@()*")
+        if parts.query:
+            target += "?" + quote(parts.query, safe="%/:=&?~+!$,;'@()*[]{}|^`")
         sent = {"User-Agent": USER_AGENT, "Accept": "*/*", "Accept-Encoding": "identity", **headers}
         if parts.username is not None and "Authorization" not in sent:
             sent["Authorization"] = _basic(unquote(parts.username), unquote(parts.password or ""))
@@ -504,6 +507,9 @@ def _basic(user: str, password: str) -> str:
 def _reason(exc: BaseException) -> str:
     if isinstance(exc, ssl.SSLCertVerificationError):
         return f"its certificate is not trusted ({exc.verify_message})"
+    if isinstance(exc, (http.client.InvalidURL, UnicodeError)):
+        # Their texts hold the address, with what may be secret in it.
+        return "the address has characters in it that no address can have"
     if isinstance(exc, http.client.RemoteDisconnected):
         return "the connection was closed without an answer"
     if isinstance(exc, OSError) and exc.strerror:

@@ -221,6 +221,21 @@ def test_broken_transfers(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["a b", "模型", "a%20b", "a[1]~"])
+def test_an_address_with_other_characters(
+    server: tuple[str, dict[str, bytes], list[str]], tmp_path: Path, name: str
+) -> None:
+    """urllib takes none of them, and quotes the address when it refuses it, with what is secret in it."""
+    base, served, seen = server
+    content = tar(ENGINE)
+    sent = {"a b": "a%20b", "模型": "%E6%A8%A1%E5%9E%8B"}.get(name, name)
+    served[f"/{sent}.tar?sig=geheim&n={sent}"] = content
+    url = f"{base}/{name}.tar?sig=geheim&n={name}"
+    request = replace(REQUEST, source_type="archive", url=url, sha256=hashlib.sha256(content).hexdigest())
+    assert sources.fetch_archive(request, tmp_path, quiet).read_bytes() == content
+    assert len(seen) == 1
+
+
 def test_an_index_page_that_breaks_off(server: tuple[str, dict[str, bytes], list[str]], tmp_path: Path) -> None:
     base, served, seen = server
     served["/short/llama-cpp-python/"] = b"<a href="

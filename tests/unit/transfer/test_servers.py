@@ -8,6 +8,7 @@ import contextlib
 import dataclasses
 import gzip
 import hashlib
+import http.client
 import random
 import re
 import socket
@@ -643,6 +644,32 @@ def test_refused_connections_leave_the_work_to_the_others(
     assert report.files[0].fetched == len(CONTENT)
     # Each once: the download goes on with fewer connections.
     assert refused == 3
+
+
+@pytest.mark.parametrize(
+    ("query", "sent"),
+    [
+        ("token=geheim&name=my model.gguf", "token=geheim&name=my%20model.gguf"),
+        ("token=geheim&name=模型", "token=geheim&name=%E6%A8%A1%E5%9E%8B"),
+        # What is escaped stays, and so does what signatures are made of.
+        ("X-Amz-Signature=a%2Fb~c&k=[1]|{2}:@/?", "X-Amz-Signature=a%2Fb~c&k=[1]|{2}:@/?"),
+    ],
+)
+def test_a_query_is_sent_as_browsers_send_it(site: Site, desk: Desk, query: str, sent: str) -> None:
+    desk.order(f"{site.url(URL)}?{query}", size=len(CONTENT))
+    assert_whole(desk)
+    assert {path for path, _ in site.asked} == {f"{URL}?{sent}"}
+
+
+def test_an_address_that_python_refuses_is_not_quoted(site: Site, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    def request(_connection: object, _method: str, url: str, **_more: object) -> None:
+        raise http.client.InvalidURL(f"URL can't contain control characters. {url!r} (found at least ' ')")
+
+    monkeypatch.setattr(http.client.HTTPConnection, "request", request)
+    desk.settings = dataclasses.replace(desk.settings, retries=0)
+    report = desk.order(f"{site.url(URL)}?token=geheim", size=len(CONTENT))
+    assert [fault.code for fault in report.faults] == ["source_misbehaves"]
+    assert "geheim" not in str(report.faults)
 
 
 def test_gated_stops_at_once(site: Site, other_site: Site, desk: Desk) -> None:
