@@ -17,6 +17,18 @@ from ..machine import Machine
 FOLDER = "/etc/apt/sources.list.d"
 
 
+#: What entries of one archive must agree on, or apt refuses every command (measured with apt 2.6).
+AGREED = (
+    *("allow-downgrade-to-insecure", "allow-insecure", "allow-weak", "check-date", "check-valid-until"),
+    *("date-max-future", "inrelease-path", "trusted", "valid-until-max", "valid-until-min"),
+)
+#: Of these apt 2.6 takes none in deb822 for the same as in the one-line format.
+ONE_LINE_ONLY = ("allow-downgrade-to-insecure", "allow-insecure", "allow-weak", "inrelease-path")
+#: Options of the one-line format that have another name in deb822; their values are lists (sources.list(5)).
+_LISTS = {"arch": "architectures", "lang": "languages", "target": "targets"}
+_SIGNS = {"+": "-add", "-": "-remove", "": ""}
+
+
 @dataclass(frozen=True)
 class Entry:
     """One archive: an address with one suite. ``components`` is empty for a flat repository (``suite`` ends in /)."""
@@ -37,6 +49,13 @@ class Entry:
     def archive(self) -> tuple[str, str]:
         """What apt takes for one archive: its entries must agree on who signs it."""
         return self.uri.rstrip("/") + "/", self.suite
+
+    @property
+    def agreed(self) -> dict[str, str]:
+        """What another entry of the same archive must say too: who signs it, and the options of AGREED."""
+        said = {name: value.strip().lower() for name, value in self.options if name in AGREED}
+        words = {name: {"true": "yes", "false": "no"}.get(value, value) for name, value in said.items()}
+        return {**words, **({"signed-by": _key(self.signed_by)} if self.signed_by.strip() else {})}
 
 
 def read(machine: Machine) -> list[Entry]:
@@ -59,7 +78,7 @@ def parse_lines(file: str, text: str) -> Iterator[Entry]:
         if match is None:
             continue
         options = dict(part.split("=", 1) for part in (match["options"] or "").split() if "=" in part)
-        options = {key.lower().rstrip("+-"): value for key, value in options.items()}
+        options = {key.lower(): value for key, value in options.items()}
         suite, *components = match["rest"].split()
         signed_by = options.pop("signed-by", "")
         yield Entry(file, match[1], match["uri"], suite, tuple(components), signed_by, tuple(sorted(options.items())))
@@ -92,24 +111,36 @@ def parse_stanzas(file: str, text: str) -> Iterator[Entry]:
                     yield Entry(file, kind, uri, suite, components, signed_by, options)
 
 
-def stanza(uris: Iterable[str], suites: Iterable[str], components: Iterable[str], signed_by: str) -> str:
-    """One archive in the deb822 format."""
+def stanza(
+    uris: Iterable[str],
+    suites: Iterable[str],
+    components: Iterable[str],
+    signed_by: str,
+    options: Iterable[tuple[str, str]] = (),
+) -> str:
+    """One archive in the deb822 format; ``options`` are those of an entry in either format."""
     lines = ["Types: deb", f"URIs: {' '.join(uris)}", f"Suites: {' '.join(suites)}"]
     named = list(components)
     if named:
         lines.append(f"Components: {' '.join(named)}")
+    for option, value in options:
+        name = option.rstrip("+-")
+        if name.startswith("x-"):
+            continue
+        text = value.replace(",", " ") if name in _LISTS else value
+        lines.append(f"{(_LISTS.get(name, name) + _SIGNS.get(option[len(name) :], '')).title()}: {text}")
     if signed_by:
         lines.append(f"Signed-By:{signed_by if signed_by.startswith(chr(10)) else ' ' + signed_by}")
     return "\n".join(lines) + "\n"
 
 
 def disagreements(entries: Iterable[Entry]) -> list[tuple[Entry, Entry]]:
-    """Entries of one archive that name different keys: apt then refuses to work at all."""
+    """Entries of one archive that contradict each other, as by different keys: apt then refuses to work at all."""
     first: dict[tuple[str, str], Entry] = {}
     found = []
     for entry in entries:
         known = first.setdefault(entry.archive, entry)
-        if _key(known.signed_by) != _key(entry.signed_by):
+        if known.agreed != entry.agreed:
             found.append((known, entry))
     return found
 

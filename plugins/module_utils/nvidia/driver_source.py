@@ -170,7 +170,19 @@ def _our_source(settings: Settings, found: Sources, entries: Sequence[Entry]) ->
         missing = [component for component in COMPONENTS[found.distribution] if component not in used]
         # An archive of others for the same suite need not have what the distribution's has.
         if missing and "main" in used:
-            stanzas.append(sources.stanza([same[0].uri], [same[0].suite], missing, same[0].signed_by))
+            first = same[0]
+            alone = [name for name, _ in first.options if name in sources.ONE_LINE_ONLY]
+            if alone and not first.file.endswith(".sources"):
+                found.fault(
+                    "apt_sources_conflict",
+                    first.file,
+                    f"{first.file}: {first.uri} {first.suite} lacks {' '.join(missing)}, and has {', '.join(alone)}, with "
+                    "which apt takes no other file beside it",
+                    f"add {' '.join(missing)} to that line",
+                )
+                continue
+            # With all its options: without trusted=yes or check-valid-until=no beside it apt would refuse both.
+            stanzas.append(sources.stanza([first.uri], [first.suite], missing, first.signed_by, first.options))
     return head + "\n" + "\n".join(stanzas) if stanzas else ""
 
 
@@ -186,15 +198,13 @@ def _compare(settings: Settings, found: Sources, entries: Sequence[Entry], ours:
         if first not in ours:
             # Which of the two is right is not ours to say.
             between_others.add(second.file)
-        keys = [
-            entry.signed_by.strip().splitlines()[0] if entry.signed_by else "no key named" for entry in (second, first)
-        ]
+        here, there = _difference(second, first)
         bad.setdefault(
             second.file,
             CATALOGUE.fault(
                 "apt_sources_conflict",
                 second.file,
-                f"{second.file}: {second.uri} {second.suite} is signed by {keys[0]} here, by {keys[1]} in {first.file}",
+                f"{second.file}: {second.uri} {second.suite} {here} here, {there} in {first.file}",
                 _remedy(second.file),
             ),
         )
@@ -216,6 +226,16 @@ def _compare(settings: Settings, found: Sources, entries: Sequence[Entry], ours:
             found.disable.append(file)
         else:
             found.faults.append(fault)
+
+
+def _difference(one: Entry, other: Entry) -> tuple[str, str]:
+    """What the two say of their archive that does not agree, each as the end of a sentence."""
+    names = sorted(name for name in {**one.agreed, **other.agreed} if one.agreed.get(name) != other.agreed.get(name))
+    if "signed-by" in names:
+        keys = [e.signed_by.strip().splitlines()[0] if e.signed_by.strip() else "no key named" for e in (one, other)]
+        return f"is signed by {keys[0]}", f"by {keys[1]}"
+    texts = [", ".join(f"{name}={entry.agreed.get(name, '(not set)')}" for name in names) for entry in (one, other)]
+    return f"has {texts[0]}", texts[1]
 
 
 def _remedy(file: str) -> str:

@@ -100,6 +100,57 @@ def test_missing_components_come_in_a_file_of_ours_with_the_key_of_the_others(fi
     assert again.faults == []
 
 
+#: What apt 2.6 says of two entries of one archive when only one of them has it: "E: Conflicting values set for option".
+BOTH_MUST_HAVE = (
+    *("trusted=yes", "allow-insecure=yes", "allow-weak=yes", "check-valid-until=no", "check-date=no"),
+    *("date-max-future=10", "valid-until-max=9", "inrelease-path=x"),
+)
+
+
+@pytest.mark.parametrize("option", ["allow-insecure=yes", "allow-weak=yes", "inrelease-path=x"])
+def test_options_that_cannot_be_repeated_are_left_to_the_operator(files, option):
+    """Measured with apt 2.6: a stanza with the same option contradicts the line all the same."""
+    files.system("debian", "12", "bookworm")
+    files.file("etc/apt/sources.list", f"deb [{option}] http://mirror.lan/debian bookworm main\n")
+    found = files.read()
+    assert (codes(found), found.sources) == (["apt_sources_conflict"], [])
+    assert "add contrib non-free non-free-firmware to that line" in found.faults[0].remedy
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *(option for option in BOTH_MUST_HAVE if option.partition("=")[0] not in sources.ONE_LINE_ONLY),
+        *("by-hash=no", "arch=amd64,i386", "lang+=de", "arch-=i386"),
+    ],
+)
+def test_missing_components_come_with_the_options_of_the_others(files, option):
+    """A local mirror with trusted=yes, a snapshot with check-valid-until=no: without them beside it apt refused all."""
+    files.system("debian", "12", "bookworm")
+    files.file("etc/apt/sources.list", f"deb [{option}] http://mirror.lan/debian bookworm main\n")
+    (file,) = files.read().sources
+    (ours,) = sources.parse_stanzas(file["path"], file["content"])
+    name, _, value = option.partition("=")
+    names = {"arch": "architectures", "lang+": "languages-add", "arch-": "architectures-remove"}
+    assert ours.options == ((names.get(name, name), value.replace(",", " ")),)
+    # The same in the other format.
+    theirs = file["content"].replace("contrib non-free non-free-firmware", "main")
+    files.file("etc/apt/sources.list", "").source("debian.sources", theirs)
+    (again,) = files.read().sources
+    assert [entry.options for entry in sources.parse_stanzas(again["path"], again["content"])] == [ours.options]
+
+
+@pytest.mark.parametrize("option", BOTH_MUST_HAVE)
+def test_options_of_one_archive_that_contradict_are_named(files, option):
+    files.file("etc/apt/sources.list", f"deb [{option}] http://apt.example/ubuntu jammy main\n")
+    found = files.read(source="mirror", url="http://apt.example/ubuntu", suite="jammy")
+    assert codes(found) == ["apt_sources_conflict"]
+    name = option.partition("=")[0]
+    assert f"has {option} here, {name}=(not set) in" in found.faults[0].message
+    files.file("etc/apt/sources.list", "deb [by-hash=no arch=amd64] http://apt.example/ubuntu jammy main\n")
+    assert files.read(source="mirror", url="http://apt.example/ubuntu", suite="jammy").faults == []
+
+
 def test_nvidias_archive_is_flat_and_pinned_by_its_host(files):
     found = files.source("ubuntu.sources", UBUNTU).read(source="cuda_repo", keyring="/etc/apt/keyrings/k.asc")
     assert (
