@@ -111,6 +111,18 @@ def parse_stanzas(file: str, text: str) -> Iterator[Entry]:
                     yield Entry(file, kind, uri, suite, components, signed_by, options)
 
 
+def origin(machine: Machine, entry: Entry) -> str | None:
+    """Whose archive it is, by the Release file that apt fetched; null where there is none, or it does not say."""
+    place = entry.uri.partition("://")[2].rpartition("@")[2].rstrip("/")
+    quoted = re.sub(r"[^\w.:/+-]|_", lambda match: f"%{ord(match[0]):02x}", f"{place}/dists/{entry.suite}")
+    name = quoted.replace("/", "_")
+    for kind in ("InRelease", "Release"):
+        match = re.search(r"(?m)^Origin:[ \t]*(.*)$", machine.read(f"/var/lib/apt/lists/{name}_{kind}") or "")
+        if match:
+            return match[1].strip()
+    return None
+
+
 def stanza(
     uris: Iterable[str],
     suites: Iterable[str],

@@ -17,7 +17,7 @@ from ..apt import sources
 from ..apt.sources import Entry
 from ..faults import Catalogue, Fault, FaultKind
 from ..machine import Machine
-from .driver_packages import CODENAMES, COMPONENTS, NVIDIA_SITE
+from .driver_packages import CODENAMES, COMPONENTS, NVIDIA_SITE, ORIGINS
 
 #: One file for each source, so that a fallback does not write over what was tried first.
 SOURCE_FILES = {
@@ -120,7 +120,7 @@ def read(machine: Machine, settings: Settings) -> Sources:
         found.site = urlsplit(found.url).hostname or ""
         _check_key(machine, settings, found)
     entries = [entry for entry in sources.read(machine) if entry.file not in SOURCE_FILES.values()]
-    ours = _our_source(settings, found, entries)
+    ours = _our_source(machine, settings, found, entries)
     path = SOURCE_FILES[settings.source]
     if ours:
         found.sources.append({"path": path, "content": ours})
@@ -151,7 +151,7 @@ def _check_key(machine: Machine, settings: Settings, found: Sources) -> None:
         )
 
 
-def _our_source(settings: Settings, found: Sources, entries: Sequence[Entry]) -> str:
+def _our_source(machine: Machine, settings: Settings, found: Sources, entries: Sequence[Entry]) -> str:
     """The file of ours: the chosen archive, or the components of the distribution's own that are not in use."""
     head = "# Written by the volta.llm role nvidia_driver; changes are overwritten.\n"
     if settings.source == "cuda_repo" or (settings.source == "mirror" and (settings.suite or "/").endswith("/")):
@@ -168,16 +168,17 @@ def _our_source(settings: Settings, found: Sources, entries: Sequence[Entry]) ->
     for same in archives.values():
         used = {component for entry in same for component in entry.components}
         missing = [component for component in COMPONENTS[found.distribution] if component not in used]
-        # An archive of others for the same suite need not have what the distribution's has.
-        if missing and "main" in used:
+        # An archive of others for the same suite (a PPA) does not have what the distribution's has.
+        stated = sources.origin(machine, same[0])
+        if missing and "main" in used and stated in (None, ORIGINS[found.distribution]):
             first = same[0]
             alone = [name for name, _ in first.options if name in sources.ONE_LINE_ONLY]
             if alone and not first.file.endswith(".sources"):
                 found.fault(
                     "apt_sources_conflict",
                     first.file,
-                    f"{first.file}: {first.uri} {first.suite} lacks {' '.join(missing)}, and has {', '.join(alone)}, with "
-                    "which apt takes no other file beside it",
+                    f"{first.file}: {first.uri} {first.suite} lacks {' '.join(missing)}, and has {', '.join(alone)}, "
+                    "with which apt takes no other file beside it",
                     f"add {' '.join(missing)} to that line",
                 )
                 continue

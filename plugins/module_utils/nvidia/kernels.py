@@ -15,6 +15,8 @@ _ENTRY = re.compile(r"""^\s*(?P<kind>menuentry|submenu)\s+(?P<quote>['"])(?P<tit
 _ID = re.compile(r"""(?:\$menuentry_id_option|--id)\s+['"]?(?P<id>[^'"\s{]+)""")
 _LINUX = re.compile(r"^\s*linux(?:16|efi)?\s+(?P<path>\S*/)?vmlinu[xz]-(?P<kernel>\S+)", re.MULTILINE)
 
+_COPY = re.compile(r"(?:\.(?:old|bak|orig|save|rpmsave|rpmnew|sig|signed|tmp|new|dpkg-[a-z]+)|~)$")
+
 
 @dataclass(frozen=True)
 class Kernels:
@@ -42,8 +44,8 @@ def kernels(machine: Machine) -> Kernels:
     images = [
         match[1] for name in machine.listdir("/boot") if (match := re.fullmatch(r"vmlinu[xz]-(.+)", name)) is not None
     ]
-    # Packages leave .old copies and half-removed images behind; a kernel without modules cannot load the driver anyway.
-    installed = sorted({image for image in images if not image.endswith(".old")}, key=version_key, reverse=True)
+    # Packages and people leave copies behind; GRUB passes over most of them too (grub-mkconfig_lib).
+    installed = sorted({image for image in images if not _COPY.search(image)}, key=version_key, reverse=True)
     if not installed:
         return Kernels(running, running, "running" if running else None)
     selected = _grub_selection(machine)

@@ -740,6 +740,14 @@ def test_newest_image_where_grub_does_not_tell(machine):
     assert (found.next, found.next_from) == ("5.15.0-100-generic", "newest")
 
 
+@pytest.mark.parametrize("ending", [".bak", ".orig", ".dpkg-new", ".dpkg-tmp", ".sig", ".efi.signed", "~"])
+def test_copies_of_a_kernel_are_no_kernels(machine, ending):
+    """As one it would be the newest, boot next, and have neither module nor headers in any archive."""
+    machine.file(f"boot/vmlinuz-{NEXT}").file(f"boot/vmlinuz-{NEXT}{ending}")
+    found = kernels(Machine(str(machine.root)))
+    assert (found.next, found.installed) == (NEXT, (NEXT,))
+
+
 def test_running_kernel_where_there_are_no_images(machine):
     found = kernels(Machine(str(machine.root)))
     assert (found.next, found.next_from) == (KERNEL, "running")

@@ -151,6 +151,25 @@ def test_options_of_one_archive_that_contradict_are_named(files, option):
     assert files.read(source="mirror", url="http://apt.example/ubuntu", suite="jammy").faults == []
 
 
+def test_a_ppa_for_the_same_suite_is_not_the_distribution_s_archive(files):
+    """It has no restricted, and apt would say so whenever lists are updated."""
+    ppa = "https://ppa.launchpadcontent.net/deadsnakes/ppa/ubuntu"
+    files.source("ubuntu.sources", UBUNTU.replace("main restricted", "main"))
+    files.source("deadsnakes.list", f"deb {ppa} jammy main\n")
+    lists = {
+        "archive.ubuntu.com_ubuntu_dists_jammy_InRelease": "Ubuntu",
+        "ppa.launchpadcontent.net_deadsnakes_ppa_ubuntu_dists_jammy_InRelease": "LP-PPA-deadsnakes",
+    }
+    for name, origin in lists.items():
+        files.file(
+            f"var/lib/apt/lists/{name}", f"-----BEGIN PGP SIGNED MESSAGE-----\n\nOrigin: {origin}\nSuite: jammy\n"
+        )
+    (file,) = files.read().sources
+    assert {entry.uri for entry in sources.parse_stanzas(file["path"], file["content"])} == {
+        "http://archive.ubuntu.com/ubuntu"
+    }
+
+
 def test_nvidias_archive_is_flat_and_pinned_by_its_host(files):
     found = files.source("ubuntu.sources", UBUNTU).read(source="cuda_repo", keyring="/etc/apt/keyrings/k.asc")
     assert (
