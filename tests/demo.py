@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import yaml
@@ -59,24 +61,44 @@ def main(options: list[str]) -> int:
         return 0
     prepare("demo", INVENTORY / "lab.yml")
     step("ansible-playbook site.yml -i inventories/demo")
-    playbook = ["ansible-playbook", "site.yml", "-i", str(INVENTORY.relative_to(ROOT)), *options]
-    status = subprocess.run(playbook, cwd=ROOT, env={**os.environ, "PYTHONUNBUFFERED": "1"}, check=False).returncode
+    status, output = shown(["ansible-playbook", "site.yml", "-i", str(INVENTORY.relative_to(ROOT)), *options])
     if status == 0 and not options:
-        print(how_to_ask(), flush=True)
+        print(how_to_ask(output), flush=True)
     return status
 
 
-def how_to_ask() -> str:
-    """A call that a person can paste; the address is in lab.yml, key and model in the demo's settings."""
-    machines = yaml.safe_load((INVENTORY / "lab.yml").read_text(encoding="utf-8"))["gpu_servers"]["hosts"]
+def shown(argv: list[str]) -> tuple[int, list[str]]:
+    """Run a program, pass its output through as it comes, and keep it without colours; its exit status first."""
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    if sys.stdout.isatty() and not os.environ.get("NO_COLOR"):
+        environment.setdefault("ANSIBLE_FORCE_COLOR", "1")
+    kept = []
+    with subprocess.Popen(argv, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            kept.append(re.sub(r"\x1b\[[0-9;]*m", "", line.rstrip("\n")))
+    return process.returncode, kept
+
+
+def hand_over_card(output: list[str]) -> str:
+    """The card that role llama_server ends with, out of Ansible's output; empty where there is none."""
+    heads = [at for at, line in enumerate(output) if line.startswith("TASK [") and "Hand over the endpoint]" in line]
+    if not heads:
+        return ""
+    rest = output[heads[-1] :]
+    end = next((at for at, line in enumerate(rest) if line.startswith(("PLAY ", "TASK [")) and at), len(rest))
+    begin = next((at for at, line in enumerate(rest) if line.strip() == "msg: |-"), end)
+    return textwrap.dedent("\n".join(rest[begin + 1 : end])).strip()
+
+
+def how_to_ask(output: list[str]) -> str:
+    """What a person does next: the card again, below the recap, and the demo's key, which is no secret."""
     settings = yaml.safe_load((INVENTORY / "group_vars" / "gpu_servers.yml").read_text(encoding="utf-8"))
-    address = next(iter(machines.values()))["ansible_host"]
-    request = {"model": settings["llama_server_alias"], "messages": [{"role": "user", "content": "Hello"}]}
     return (
-        "The answer above is random words: the demo's model is made, not trained. Ask it yourself:\n\n"
-        f"curl http://{address}:{settings['llama_server_port']}/v1/chat/completions \\\n"
-        f"  -H 'Authorization: Bearer {settings['llama_server_api_keys'][0]}' -H 'Content-Type: application/json' \\\n"
-        f"  -d '{json.dumps(request)}'\n"
+        f"\n{hand_over_card(output)}\n\n"
+        "The answer above is random words: the demo's model is made, not trained. Its key is no secret:\n"
+        f"  export OPENAI_API_KEY={settings['llama_server_api_keys'][0]}\n"
     )
 
 

@@ -10,6 +10,30 @@ CATALOGUE = Catalogue(
     "serving, as measured",
     [
         FaultKind(
+            "check_failed",
+            "critical",
+            "A check of the verification broke, so that what it looks at is not known.",
+            "verification: MODULE FAILURE",
+        ),
+        FaultKind(
+            "nothing_served",
+            "critical",
+            "The machine has no unit of the server.",
+            "llama-server.service: there is no such unit on this machine, and no instance of it",
+        ),
+        FaultKind(
+            "service_not_enabled",
+            "warning",
+            "The server would not be started at boot.",
+            "llama-server.service: it would not come back after a boot",
+        ),
+        FaultKind(
+            "unit_changed",
+            "warning",
+            "The unit's file was changed since systemd read it.",
+            "llama-server.service: its file was changed since systemd read it; the server runs with the former one",
+        ),
+        FaultKind(
             "endpoint_stalled",
             "critical",
             "The server says that it is ready, computes nothing, and does not answer the test question in time.",

@@ -1,0 +1,188 @@
+# Copyright: The volta.llm authors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""What a machine serves, read from the machine alone: its units, their command lines, their files.
+
+The settings of a run are not needed for it, nor a vault: what is judged is what was installed. Whether that is what the
+settings say now is another question (site.yml --check --diff).
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..faults import Fault, in_variables
+from ..machine import Completed, run
+from . import calibration
+from .arguments import reachable_host
+from .catalogue import CATALOGUE
+from .dropins import overridden
+from .mapped import all_shards
+from .measured_catalogue import CATALOGUE as MEASURED
+from .model_file import unverified
+from .service import COMMAND_TIMEOUT, UNIT_FOLDER
+
+Runner = Callable[[Sequence[str], float], Completed]
+
+#: Options of the server that are read here, by the names they have had.
+_OPTIONS = {
+    "model": ("--model", "-m"),
+    "alias": ("--alias", "-a"),
+    "host": ("--host",),
+    "port": ("--port",),
+    "total": ("--ctx-size", "-c"),
+    "parallel": ("--parallel", "-np"),
+    "key_file": ("--api-key-file",),
+    "certificate": ("--ssl-cert-file",),
+    "layers": ("--n-gpu-layers", "--gpu-layers", "-ngl"),
+}
+_SHOWN = "ActiveState,SubState,UnitFileState,NeedDaemonReload,NRestarts,ActiveEnterTimestamp,StatusText,DropInPaths"
+
+
+@dataclass(frozen=True)
+class Served:
+    """One unit. ``server`` has the keys of module llama_server_arguments that llm_probe and the hand-over need."""
+
+    server: dict[str, Any]
+    faults: list[Fault]
+
+
+def look(
+    base: str = "llama-server",
+    folder: Path = UNIT_FOLDER,
+    runner: Runner = run,
+    calibrated: Path = Path(calibration.FILE),
+) -> list[Served]:
+    """The default unit first, then its instances by name; empty where there is none."""
+    paths = [folder / f"{base}.service", *sorted(folder.glob(f"{base}@?*.service"))]
+    return [_look(path, runner, calibrated) for path in paths if path.is_file()]
+
+
+def missing(base: str) -> Fault:
+    """For a machine that serves nothing."""
+    return MEASURED.fault(
+        "nothing_served",
+        f"{base}.service",
+        "there is no such unit on this machine, and no instance of it",
+        "Run playbooks/serve.yml.",
+    )
+
+
+def _look(path: Path, runner: Runner, calibrated: Path) -> Served:
+    text = path.read_text(encoding="utf-8", errors="replace")
+    command = next((line.partition("=")[2] for line in text.splitlines() if line.startswith("ExecStart=")), "")
+    words = words_of(command)
+    options = {name: _value(words, names) for name, names in _OPTIONS.items()}
+    host, port = options["host"] or "127.0.0.1", _number(options["port"]) or 8080
+    parallel, total = _number(options["parallel"]) or 1, _number(options["total"])
+    model = options["model"] or ""
+    shown = _show(path.name, runner)
+    name = path.name.removesuffix(".service")
+    limit = re.search(r"(?m)^TimeoutStartSec=(\d+)$", text)
+    scheme = "https" if options["certificate"] else "http"
+    server = {
+        "name": name,
+        "base_url": f"{scheme}://{reachable_host(host)}:{port}/v1",
+        "host": host,
+        "port": port,
+        "alias": options["alias"] or Path(model).name,
+        "backend": "cuda" if options["layers"] else "cpu",
+        "parallel": parallel,
+        "context_per_request": total // parallel if total else 0,
+        "has_keys": options["key_file"] is not None,
+        "api_key_file": options["key_file"] or "",
+        "model_files": all_shards(model) if model else [],
+        "load_timeout": int(limit[1]) if limit else 600,
+        # What it held of each card when it was first proved stands for what was counted.
+        "memory": [
+            {**gpu, "counted_mib": gpu["measured_mib"]}
+            for gpu in calibration.read(calibrated)["servers"].get(path.name, {}).get("gpus", [])
+            if isinstance(gpu, dict) and gpu.get("measured_mib") is not None
+        ],
+        "state": f"{shown.get('ActiveState', 'unknown')} ({shown.get('SubState', 'unknown')})",
+        "since": shown.get("ActiveEnterTimestamp") or None,
+        "restarts": _number(shown.get("NRestarts")),
+        "status_text": shown.get("StatusText") or None,
+        "at_boot": shown.get("UnitFileState") in ("enabled", "enabled-runtime"),
+    }
+    return Served(server, _judge(path, text, server, shown))
+
+
+def _judge(path: Path, text: str, server: dict[str, Any], shown: dict[str, str]) -> list[Fault]:
+    faults: list[Fault] = []
+    absent = [name for name in server["model_files"] if not Path(name).is_file()]
+    if absent:
+        faults.append(
+            CATALOGUE.fault(
+                "model_unverified",
+                "model",
+                f"{', '.join(absent)} is not there; the server cannot start again",
+                "Run playbooks/model.yml.",
+            )
+        )
+    # As the operator would write it: this module has no such option.
+    faults += in_variables(unverified(server["model_files"]), "llama_server_", ["allow_unverified_model"])
+    if shown.get("ActiveState") not in ("active", "activating", "reloading"):
+        # One that was stopped has only former words left.
+        told = f"; {server['status_text']}" if server["status_text"] and shown.get("ActiveState") == "failed" else ""
+        faults.append(
+            CATALOGUE.fault(
+                "service_not_running",
+                path.name,
+                f"{server['state']}{told}",
+                f"See `systemctl status {server['name']}` and `journalctl -u {server['name']} -n 50`, mend it, then: "
+                f"systemctl reset-failed {server['name']}; systemctl start {server['name']}",
+            )
+        )
+    if not server["at_boot"]:
+        faults.append(
+            MEASURED.fault(
+                "service_not_enabled",
+                path.name,
+                "it would not come back after a boot",
+                f"systemctl enable {server['name']}, unless llama_server_enabled is false on purpose",
+            )
+        )
+    if shown.get("NeedDaemonReload") == "yes":
+        faults.append(
+            MEASURED.fault(
+                "unit_changed",
+                path.name,
+                "its file was changed since systemd read it; the server runs with the former one",
+                "Run playbooks/serve.yml, which restarts it with what the settings say.",
+            )
+        )
+    beside = sorted(map(str, (path.parent / f"{path.name}.d").glob("*.conf")))
+    return faults + overridden(path.name, text, dict.fromkeys([*shown.get("DropInPaths", "").split(), *beside]))
+
+
+def words_of(command: str) -> list[str]:
+    """The words of an Exec line as unit.quote wrote them; empty where it cannot be read."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        return []
+    return [word.replace("%%", "%").replace("$$", "$") for word in words]
+
+
+def _value(words: Sequence[str], names: Sequence[str]) -> str | None:
+    """The last value of an option: that is the one in force."""
+    found = None
+    for at, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name in names:
+            found = value if equals else words[at + 1] if at + 1 < len(words) else None
+    return found
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdigit() else None
+
+
+def _show(unit: str, runner: Runner) -> dict[str, str]:
+    done = runner(["systemctl", "show", unit, f"--property={_SHOWN}"], COMMAND_TIMEOUT)
+    return dict(line.partition("=")[::2] for line in done.stdout.splitlines()) if done.ok else {}

@@ -1,0 +1,146 @@
+#!/usr/bin/python
+# Copyright: The volta.llm authors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""What a machine serves, read from its units."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: served_units
+short_description: Read from a machine what llama-server serves there
+version_added: 0.1.0
+description:
+  - Reads the unit of llama-server and its instances, what systemd says of them, and the stamps of the model's files. The settings of a run are
+    not needed, so it works for whoever only has access to the machine.
+  - Reports faults and does not fail for them, so that a play can go on to M(volta.llm.llm_probe). It changes nothing.
+author:
+  - The volta.llm authors
+options:
+  name:
+    description: Name of the default unit, without C(.service); instances are C(NAME@*).
+    type: str
+    default: llama-server
+extends_documentation_fragment:
+  - volta.llm.machine.attributes
+"""
+
+EXAMPLES = r"""
+- name: See what is served
+  volta.llm.served_units:
+  register: served
+
+- name: Prove each of them
+  volta.llm.llm_probe:
+    base_url: "{{ item.base_url }}"
+    api_key_file: "{{ item.has_keys | ternary(item.api_key_file, omit) }}"
+    unit: "{{ item.name }}.service"
+    timeout: 0
+  loop: "{{ served.servers }}"
+"""
+
+RETURN = r"""
+servers:
+  description: The units, the default one first.
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    name:
+      description: Unit without its ending.
+      type: str
+      sample: llama-server
+    base_url:
+      description: Where a client on the machine itself reaches it, ending in C(/v1).
+      type: str
+      sample: http://127.0.0.1:8080/v1
+    host:
+      description: Address it listens on.
+      type: str
+    port:
+      description: TCP port.
+      type: int
+    alias:
+      description: Name of the model for clients.
+      type: str
+    backend:
+      description: V(cuda) where layers are put on GPUs, else V(cpu).
+      type: str
+    parallel:
+      description: Requests at once.
+      type: int
+    context_per_request:
+      description: Tokens of one request, by the command line; 0 where it does not say.
+      type: int
+    has_keys:
+      description: Whether it asks for an API key.
+      type: bool
+    api_key_file:
+      description: File with the keys; empty where there are none.
+      type: str
+    model_files:
+      description: The model's files, all shards.
+      type: list
+      elements: str
+    load_timeout:
+      description: Seconds that the unit allows for loading.
+      type: int
+    memory:
+      description: What it held of each GPU when it was proved, as the option of the same name of M(volta.llm.llm_probe) takes it.
+      type: list
+      elements: dict
+    state:
+      description: What systemd says of it.
+      type: str
+      sample: active (running)
+    since:
+      description: When it last became ready. Null when it never did.
+      type: str
+      sample: Mon 2026-11-30 12:10:01 UTC
+    restarts:
+      description: How often systemd has started it again by itself. Null when that is not known.
+      type: int
+    status_text:
+      description: What the unit says of itself, such as the cause of a failed start.
+      type: str
+    at_boot:
+      description: Whether it is started at boot.
+      type: bool
+faults:
+  description: What is wrong with units and files, most serious first. The codes are listed in C(docs/faults.md).
+  returned: always
+  type: list
+  elements: dict
+  contains:
+    code:
+      description: Stable name of the kind of fault.
+      type: str
+      sample: service_not_running
+    subject:
+      description: What it concerns.
+      type: str
+    message:
+      description: What was found against what was expected.
+      type: str
+    remedy:
+      description: What to do.
+      type: str
+"""
+
+from ansible_collections.volta.llm.plugins.module_utils.module import VoltaModule
+from ansible_collections.volta.llm.plugins.module_utils.results import as_shown
+from ansible_collections.volta.llm.plugins.module_utils.serving import served
+
+
+def main() -> None:
+    module = VoltaModule(argument_spec={"name": {"type": "str", "default": "llama-server"}}, supports_check_mode=True)
+    found = served.look(module.params["name"])
+    faults = [fault for unit in found for fault in unit.faults] if found else [served.missing(module.params["name"])]
+    module.exit_json(
+        changed=False,
+        servers=[unit.server for unit in found],
+        faults=[fault.as_dict() for fault in as_shown(module, faults)],
+    )
+
+
+if __name__ == "__main__":
+    main()
