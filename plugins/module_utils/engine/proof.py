@@ -8,6 +8,7 @@ Everything runs as the account that compiles, without rights. Each function rais
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -134,11 +135,22 @@ def ending(answer: Completed) -> str:
     """How a program failed, in words."""
     if answer.timed_out:
         return "gives no answer in time"
+    if answer.missing:
+        return f"cannot be started: {answer.stderr}" + _why_not_started(answer)
     if answer.rc == -4:
         return "ends with an illegal instruction: it was built for another processor"
     if answer.rc is not None and answer.rc < 0:
         return f"ends with signal {-answer.rc}"
     return f"ends with exit status {answer.rc}: {answer.stderr.strip().partition(chr(10))[0]}"
+
+
+def _why_not_started(answer: Completed) -> str:
+    """The usual reason of a refusal for a program that was made executable a moment ago."""
+    try:
+        closed = os.statvfs(answer.argv[0]).f_flag & os.ST_NOEXEC
+    except OSError:
+        return ""
+    return " (its file system is mounted with noexec: choose another prefix, or mount it with exec)" if closed else ""
 
 
 def parse_version(text: str) -> tuple[str | None, str | None]:

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -25,6 +27,20 @@ LDD = """\
 \tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00007f7ff8e1e000)
 \t/lib64/ld-linux-x86-64.so.2 (0x00007f7ff941b000)
 """
+
+
+@pytest.mark.parametrize(("flags", "says"), [(os.ST_NOEXEC, "mounted with noexec"), (0, "")])
+def test_a_program_that_cannot_be_started_is_said_to_be_so(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: int, says: str
+) -> None:
+    """A hardened server mounts /opt with noexec: the build ends well, and the proof must say why it does not."""
+    program = tmp_path / "llama-server"
+    program.write_text("#!/bin/sh\n")
+    answer = proof.run_as(None, [str(program), "--version"], {})
+    monkeypatch.setattr(proof.os, "statvfs", lambda _path: types.SimpleNamespace(f_flag=flags))
+    assert proof.ending(answer).startswith("cannot be started: Permission denied")
+    assert says in proof.ending(answer)
+    assert ("noexec" in proof.ending(answer)) == bool(flags)
 
 
 def test_ldd_is_read() -> None:

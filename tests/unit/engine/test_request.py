@@ -70,6 +70,11 @@ def test_anything_else_is_no_architecture(bad: str) -> None:
         ({"prefix": "opt"}, "build_option_invalid", "prefix"),
         ({"prefix": "/opt/../etc"}, "build_option_invalid", "prefix"),
         ({"prefix": "/"}, "build_option_invalid", "prefix"),
+        *(
+            ({name: path}, "build_option_invalid", name)
+            for name in ("prefix", "build_directory", "cuda_root", "cuda_host_compiler", "ccache_directory")
+            for path in ("/srv/my files/x", "/srv/a:b", "/srv/a;b", "/srv/$HOME", '/srv/"x"')
+        ),
         ({"build_directory": "/opt/llama.cpp"}, "build_option_invalid", "build_directory"),
         ({"targets": ("a;b",)}, "build_option_invalid", "targets"),
         ({"targets": ("-t",)}, "build_option_invalid", "targets"),

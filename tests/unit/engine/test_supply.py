@@ -144,6 +144,7 @@ def test_a_compiler_is_installed_beside_one_that_is_too_new(
         ("jammy", Wish(source="existing"), "build_option_invalid", "is not given"),
         ("jammy", Wish(source="existing", root="cuda"), "build_option_invalid", "not an absolute path"),
         ("jammy", Wish(source="distro", root="/opt/cuda"), "build_option_invalid", "have a folder of their own"),
+        ("jammy", Wish(source="existing", root="/opt/my cuda"), "build_option_invalid", "has ' ' in it"),
         ("jammy", Wish(version="12"), "build_option_invalid", "as in 12.2"),
         ("jammy", Wish(version="12.2; rm"), "build_option_invalid", "as in 12.2"),
         ("jammy", Wish(architectures=("native",)), "architecture_invalid", "70-real"),

@@ -58,6 +58,19 @@ def test_a_whole_toolkit(bench: Bench, system: Path) -> None:
     )
 
 
+def test_a_toolkit_below_a_path_with_spaces_is_refused_behind_a_link_too(bench: Bench, system: Path) -> None:
+    """The linker's options would come apart; the toolkit is used by its real path, so a link does not help."""
+    folder = bench.root / "my toolkits"
+    folder.mkdir()
+    bench.toolkit().rename(folder / "cuda")
+    link = bench.root / "cuda-link"
+    link.symlink_to(folder / "cuda")
+    for root in (folder / "cuda", link):
+        cuda, faults, text = probe(root)
+        assert (cuda, faults) == (None, ["build_option_invalid"])
+        assert "has ' ' in it" in text
+
+
 def test_d08_a_toolkit_without_a_compiler(bench: Bench, system: Path) -> None:
     root = bench.toolkit()
     (root / "bin/nvcc").unlink()
