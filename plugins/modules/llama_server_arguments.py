@@ -365,6 +365,9 @@ memory:
     counted_mib:
       description: The larger of the two.
       type: float
+    calibrated_mib:
+      description: The same, and what servers on this machine have held of the card beyond what was counted for them.
+      type: float
     memory_mib:
       description: MiB that the card has.
       type: float

@@ -23,6 +23,7 @@ from ..gguf.plan import FAULTS as PLAN
 from ..gguf.plan import GpuPlan, read_facts
 from ..gguf.reader import Header
 from ..machine import Completed, Machine
+from . import calibration
 from .arguments import Plan, Settings, bus_id
 from .catalogue import CATALOGUE
 from .listener import unit_of
@@ -149,11 +150,18 @@ class Counted:
 
 
 def count(
-    settings: Settings, computed: Plan, header: Header, cards: Sequence[Card], here: str | None, runner: Runner
+    settings: Settings,
+    computed: Plan,
+    header: Header,
+    cards: Sequence[Card],
+    here: str | None,
+    runner: Runner,
+    short: Mapping[str, float] | None = None,
 ) -> Counted:
     """Plan for ``cards``. Faults when it does not fit.
 
-    ``here`` is the folder of the engine's programs; null where the engine is not to be asked.
+    ``here`` is the folder of the engine's programs; null where the engine is not to be asked. ``short``: by UUID, MiB
+    that servers on this machine held beyond what was counted (see calibration); they have to fit as well.
     """
     gpus = [planning.Gpu(card.product, card.memory_mib, card.compute_capability) for card in cards]
     wanted = {
@@ -186,7 +194,19 @@ def count(
             theirs = theirs._replace_compute(excess)
         said = theirs.total + gpu.overhead_mib if theirs is not None else None
         counted = max(gpu.total_mib, said or 0.0)
-        per_gpu.append(_entry(gpu, card, said, counted))
+        more = (short or {}).get(card.uuid, 0.0)
+        per_gpu.append(_entry(gpu, card, said, counted, more))
+        if gpu.layers and counted <= card.memory_mib < counted + more:
+            faults.append(
+                PLAN.fault(
+                    "plan_does_not_fit",
+                    settings.model,
+                    f"GPU {gpu.index} ({card.product} at {card.bus_id}) has {card.memory_mib:.0f} MiB, {counted:.0f} "
+                    f"are counted, and a server here has held {more:.0f} more than was counted for it",
+                    "Lower `context_per_request` or `parallel`. If that server was another case, remove "
+                    f"{calibration.FILE}: it is measured anew.",
+                )
+            )
         if said is not None and gpu.fits and said > card.memory_mib:
             faults.append(
                 PLAN.fault(
@@ -200,7 +220,7 @@ def count(
     return Counted(per_gpu, faults, notes)
 
 
-def _entry(gpu: GpuPlan, card: Card, said: float | None, counted: float) -> dict[str, Any]:
+def _entry(gpu: GpuPlan, card: Card, said: float | None, counted: float, more: float) -> dict[str, Any]:
     return {
         "index": gpu.index,
         "bus_id": card.bus_id,
@@ -211,6 +231,7 @@ def _entry(gpu: GpuPlan, card: Card, said: float | None, counted: float) -> dict
         "planned_mib": round(gpu.total_mib, 1),
         "engine_mib": None if said is None else round(said, 1),
         "counted_mib": round(counted, 1),
+        "calibrated_mib": round(counted + more, 1) if gpu.layers else round(counted, 1),
         "memory_mib": card.memory_mib,
     }
 

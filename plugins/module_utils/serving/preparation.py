@@ -19,7 +19,7 @@ from typing import Any
 from ..engine.capabilities import parse_help
 from ..faults import Fault
 from ..machine import Completed, Machine, run
-from . import maintenance, memory, model_file
+from . import calibration, maintenance, memory, model_file
 from .account import check_account
 from .arguments import Plan, Settings, Surroundings, is_loopback, plan, root_url
 from .catalogue import CATALOGUE
@@ -324,7 +324,8 @@ def _memory(
     if model.header is None or computed.faults or not used:
         return faults, [], []
     folder = None if engine.missing or unchanged else str(Path(settings.binary).resolve().parent)
-    counted = memory.count(settings, computed, model.header, used, folder, ground.runner)
+    short = calibration.shortfall(Path(calibration.FILE))
+    counted = memory.count(settings, computed, model.header, used, folder, ground.runner, short)
     return faults + counted.faults, counted.per_gpu, counted.notes
 
 

@@ -153,6 +153,30 @@ def test_where_the_engine_counts_nothing_a_note_says_so(
     assert any(why in note for note in counted.notes)
 
 
+def test_what_servers_held_beyond_the_count_has_to_fit_as_well(tmp_path: Path, machine: Machine) -> None:
+    """A plan that was right by its own figures and short on this machine is not repeated."""
+    given, computed = planned()
+    cards = memory.cards_of(machine)
+
+    def counted(short: dict[str, float]) -> memory.Counted:
+        return memory.count(given, computed, HEADER, cards, None, lambda argv, timeout: Completed((), 0), short)
+
+    plain = counted({})
+    assert plain.faults == []
+    _, small = plain.per_gpu
+    assert small["calibrated_mib"] == small["counted_mib"]
+    room = small["memory_mib"] - small["counted_mib"]
+    within = counted({small["uuid"]: room - 1})
+    assert within.faults == []
+    assert within.per_gpu[1]["calibrated_mib"] == pytest.approx(small["memory_mib"] - 1, abs=0.2)
+    # What is compared with the next measurement is the count itself: else the difference would be forgotten.
+    assert within.per_gpu[1]["counted_mib"] == small["counted_mib"]
+    (fault,) = counted({small["uuid"]: room + 10}).faults
+    assert fault.code == "plan_does_not_fit"
+    assert f"{room + 10:.0f} more than was counted" in fault.message
+    assert counted({"GPU-of-another-machine": 9999.0}).faults == []
+
+
 def test_another_engine_on_the_cards_is_named(machine: Machine) -> None:
     cards, holders = memory.cards_of(machine), memory.holders_of(machine)
     ours = {"llama-server.service", "llama-server@b.service"}
