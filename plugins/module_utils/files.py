@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import tempfile
 from pathlib import Path
@@ -26,9 +27,12 @@ def replace_file(path: Path, content: bytes, mode: int = 0o644) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Bring the names in a folder to the disk."""
+    """Bring the names in a folder to the disk, where its file system can: some of networks (CIFS) and FUSE cannot."""
     handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
+    except OSError as exc:
+        if exc.errno not in (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF):
+            raise
     finally:
         os.close(handle)

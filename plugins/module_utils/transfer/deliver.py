@@ -252,6 +252,7 @@ class Delivery:
                 return self._finish()
             missing = self._verify_present()
             if missing and not self._kept_corrupt(missing):
+                self._try_prepare(missing)
                 self._fetch_all(missing)
             if not self.report.faults:
                 self._forget_rejected()
@@ -324,6 +325,20 @@ class Delivery:
                 raise _not_written(str(folder.parent), "cannot be made or written", exc) from exc
             for parent in created:
                 self._prepare(parent)
+
+    def _try_prepare(self, missing: Sequence[int]) -> None:
+        """See that owner, group and mode can be given before hours go into what they are for: a server that maps root
+        to nobody (NFS) refuses that, and a group may not exist."""
+        for index in missing:
+            if any(source.use == "link" for source in self._wanted[index].sources):
+                # What is linked keeps what the store gave it.
+                continue
+            probe = Places(self._wanted[index].dest).probe
+            try:
+                probe.touch(mode=0o600)
+                self._prepare(probe)
+            finally:
+                remove(probe)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

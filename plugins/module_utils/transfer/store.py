@@ -10,6 +10,7 @@ For a destination ``/srv/models/m/a.gguf``::
     /srv/models/m/.volta-transfer/a.gguf.lock           held (flock) by whoever works on it
     /srv/models/m/.volta-transfer/a.gguf.progress.json  that run's progress, for one that waits
     /srv/models/m/.volta-transfer/a.gguf.rejected       whole, but with another SHA-256 than asked for
+    /srv/models/m/.volta-transfer/a.gguf.probe           empty, for a moment: whether owner and mode can be given
     /srv/models/m/.volta-transfer/a.gguf.linked         a hard link to a store's blob, for a moment
     /srv/models/m/.volta-transfer/a.gguf.incoming       bytes so far from the control node
 
@@ -67,6 +68,11 @@ class Places:
     @property
     def rejected(self) -> Path:
         return self._own("rejected")
+
+    @property
+    def probe(self) -> Path:
+        """Empty, for a moment: what can be done with it can be done with the file."""
+        return self._own("probe")
 
     @property
     def linked(self) -> Path:

@@ -11,6 +11,7 @@ import json
 import os
 import random
 import signal
+import stat as stat_module
 import subprocess
 import sys
 import threading
@@ -620,6 +621,41 @@ def test_the_lock_of_a_killed_run_is_free(site: Site, desk: Desk) -> None:
 
 
 # -- prediction and progress -------------------------------------------------------------------------------------------
+
+
+def test_an_owner_that_cannot_be_given_costs_no_download(site: Site, desk: Desk) -> None:
+    """NFS with root_squash refuses it, and a group may not exist: known before 100 GB have come, not after them."""
+    tried: list[tuple[str, int]] = []
+
+    def prepare(path: Path) -> None:
+        tried.append((path.name, path.stat().st_size))
+        # As AnsibleModule.fail_json ends: "chown failed".
+        raise SystemExit(1)
+
+    wanted = Wanted(desk.dest, len(CONTENT), SHA256, (Source(url=site.url(URL)),))
+    with pytest.raises(SystemExit):
+        Delivery([wanted], desk.settings, prepare=prepare).run()
+    assert site.asked == []
+    assert tried == [("model.gguf.probe", 0)]
+    assert desk.leftovers == set()
+
+
+def test_a_file_system_that_cannot_force_names_to_the_disk_will_do(
+    site: Site, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CIFS and some of FUSE answer EINVAL to fsync of a folder; the file is there all the same."""
+    real_fsync = os.fsync
+
+    def fsync(handle: int) -> None:
+        if stat_module.S_ISDIR(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        real_fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    report = desk.order(site.url(URL), size=len(CONTENT))
+    assert report.faults == []
+    assert report.files[0].changed
+    assert sha256(desk.dest.read_bytes()) == SHA256
 
 
 def test_prediction_changes_nothing(site: Site, desk: Desk) -> None:
