@@ -70,9 +70,12 @@ def main(version: str) -> int:
     modules = [path.stem for path in sorted((ROOT / "plugins" / "modules").glob("*.py")) if path.stem != "__init__"]
     for module in modules:
         documented(f"volta.llm.{module}", "module", env)
+    filters = [path.stem for path in sorted((ROOT / "plugins" / "filter").glob("*.yml"))]
+    for name in filters:
+        documented(f"volta.llm.{name}", "filter", env)
     for role in sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir()):
         documented(f"volta.llm.{role}", "role", env)
-    print(f"{len(playbooks)} playbooks, {len(modules)} modules and all roles are read by this core")
+    print(f"{len(playbooks)} playbooks, {len(modules)} modules, {len(filters)} filters and all roles are read by this core")
     return 0
 
 
