@@ -326,7 +326,8 @@ class _Run:
         """
         end_leftovers(self.base / "work")
         root = self.base / "work" / "current"
-        if not _is_of(root, name):
+        owner = account.uid if account is not None else os.geteuid()
+        if not _is_of(root, name) or _is_of_another(root / "build", owner) or _is_of_another(root / "home", owner):
             self._discard_work()
         work = Work(root, root / "source", root / "build", root / "home", self.base / "logs" / f"{name}.log")
         for folder in (self.base / "downloads", self.base / "logs", root):
@@ -338,6 +339,9 @@ class _Run:
             link.unlink(missing_ok=True)
             link.symlink_to(tools.cuda.stub)
         cache = plan.ccache_directory(self.wanted)
+        if cache and not self.wanted.ccache_directory and _is_of_another(Path(cache), owner):
+            # Ours, and of no use to this account: ccache would pass it over in silence.
+            shutil.rmtree(cache)
         for folder in (work.build, work.home, *([Path(cache)] if cache else [])):
             if not folder.is_dir():
                 folder.mkdir(mode=0o755, parents=True)
@@ -418,6 +422,14 @@ def _is_of(root: Path, name: str) -> bool:
     try:
         return (root / WORK_OF).read_text(encoding="ascii").strip() == name
     except (OSError, ValueError):
+        return False
+
+
+def _is_of_another(folder: Path, uid: int) -> bool:
+    """Was the folder made for another account, as when `build_user` has changed meanwhile?"""
+    try:
+        return folder.lstat().st_uid != uid
+    except OSError:
         return False
 
 
