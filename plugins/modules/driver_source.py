@@ -12,7 +12,7 @@ version_added: 0.1.0
 description:
   - Returns the content of the source file that apt needs for the NVIDIA driver, which is the archive that was chosen, or those components of the
     distribution's own that are not in use. The caller writes it; this module changes nothing.
-  - Refuses branches and flavours that do not support Volta, entries of one archive that name different keys (apt then refuses every
+  - Refuses branches and flavours that do not support Volta, entries of one archive that name different keys or options (apt then refuses every
     command), archives with drivers for another distribution, and a key that is not the one asked for.
 author:
   - The volta.llm authors (@volta-llm)

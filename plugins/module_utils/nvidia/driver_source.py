@@ -40,7 +40,7 @@ CATALOGUE = Catalogue(
         FaultKind(
             "apt_sources_conflict",
             "critical",
-            "Entries of one archive name different keys; apt then refuses every command.",
+            "Entries of one archive name different keys or options; apt then refuses every command.",
             "/etc/apt/sources.list.d/cuda.list: https://archive.example/ is signed by /etc/a.gpg here and by "
             "/etc/b.gpg in /etc/apt/sources.list.d/volta-llm-nvidia-cuda-repo.sources",
         ),
