@@ -71,3 +71,17 @@ def test_a_file_that_was_touched_since_it_was_verified(bench: Bench) -> None:
         # Reads it again, finds it right, and is content.
         assert bench.converge("--tags", "model").status == 0
     assert verify(bench).status == 0
+
+
+def test_an_option_that_the_engine_ignores_fails_the_run_although_it_answers(bench: Bench) -> None:
+    """The engine is built for the CPU: it says so of every option about GPUs, and serves all the same."""
+    try:
+        converged = bench.converge(
+            "--tags", "serve", variables={"llama_server_extra_args": ["--gpu-layers-draft", "5"]}
+        )
+        assert converged.status == 1
+        assert converged.codes == ["option_ignored"]
+        assert "--gpu-layers-draft option will be ignored" in converged.host["failed_task"]["message"]
+    finally:
+        assert bench.converge("--tags", "serve").status == 0
+    assert verify(bench).status == 0
