@@ -100,9 +100,8 @@ class Bench:
             "from tests.cuda.collection import importable; importable();"
             "from ansible_collections.volta.llm.plugins.module_utils.engine import sources;"
             "page = sys.argv[1].rstrip('/') + '/llama-cpp-python/';"
-            "answer = sources._open(page, accept='application/vnd.pypi.simple.v1+json, text/html;q=0.5');"
-            "body = answer.read().decode(); kind = answer.headers.get('Content-Type') or 'text/html';"
-            "print(sources.find_in_index(body, kind, page, sys.argv[2]).sha256)"
+            "body, kind, where = sources._read_page(page);"
+            "print(sources.find_in_index(body, kind, where, sys.argv[2]).sha256)"
         )
         index = self.pinned["llama_cpp_index_url"]
         sha256 = self.machine.output("python3", "-c", code, index, BEFORE["package_version"]).strip()

@@ -57,6 +57,7 @@ def main() -> int:
     parser.add_argument("--files", nargs="+", default=list(HARD))
     parser.add_argument("--ccache", help="folder of a compiler cache; none without it")
     parser.add_argument("--cuda-root")
+    parser.add_argument("--threads", type=int, help="architectures of one file that nvcc compiles at a time")
     given = parser.parse_args()
     answer = compile_sample(given)
     print(json.dumps(answer, indent=2))
@@ -67,6 +68,8 @@ def compile_sample(given: argparse.Namespace) -> dict[str, Any]:
     options: dict[str, str] = {}
     if given.default_architectures:
         options["GGML_NATIVE"] = "OFF"  # else the source's list is what the machine's cards are
+    if given.threads:
+        options["CMAKE_CUDA_FLAGS"] = f"--threads={given.threads}"
     request = normalised(
         Request(
             "archive" if given.source else "pypi_sdist",
