@@ -36,6 +36,7 @@ from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit, urlunspli
 
 from ..faults import Fault, FaultError
 from ..headers import whole_number
+from ..proxies import in_a_network
 from .catalogue import CATALOGUE
 from .process import run_as
 from .request import Account, Request, redacted
@@ -224,6 +225,15 @@ def _download(url: str, target: Path, report: Report) -> str:
     raise AssertionError("not reached")
 
 
+class _Proxies(urllib.request.ProxyHandler):
+    """The environment's, but for hosts in a network of no_proxy; a redirect can lead out of it."""
+
+    def proxy_open(self, req: urllib.request.Request, proxy: str, type: str) -> Any:
+        if in_a_network(urlsplit(f"//{req.host}").hostname or ""):
+            return None
+        return super().proxy_open(req, proxy, type)
+
+
 @contextlib.contextmanager
 def _open(url: str, accept: str | None = None) -> Iterator[Any]:
     """Open an address with the environment's proxies and certificates; faults instead of exceptions."""
@@ -234,9 +244,11 @@ def _open(url: str, accept: str | None = None) -> Iterator[Any]:
     if secret := _netrc_for(urlsplit(url).hostname):
         # Unredirected: a redirect to another host must not carry the password there.
         asked.add_unredirected_header("Authorization", "Basic " + base64.b64encode(secret.encode()).decode())
+    direct = in_a_network(urlsplit(url).hostname or "")
+    reach = urllib.request.build_opener(_Proxies()).open if direct else urllib.request.urlopen
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            answer = urllib.request.urlopen(asked, timeout=TIMEOUT_S)
+            answer = reach(asked, timeout=TIMEOUT_S)
             break
         except urllib.error.HTTPError as exc:
             if exc.code in (404, 410):

@@ -27,6 +27,7 @@ from typing import cast
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
 from ..headers import whole_number
+from ..proxies import in_a_network
 
 REDIRECTS = (301, 302, 303, 307, 308)
 MAX_REDIRECTS = 10
@@ -482,7 +483,7 @@ def _interleaved(infos: list[tuple]) -> list[tuple]:  # type: ignore[type-arg]
 
 def _proxy_for(origin: Origin) -> str | None:
     """The proxy the environment names (http_proxy, https_proxy, all_proxy, no_proxy), or null."""
-    if urllib.request.proxy_bypass_environment(  # type: ignore[attr-defined]
+    if in_a_network(origin.host) or urllib.request.proxy_bypass_environment(  # type: ignore[attr-defined]
         f"{origin.host}:{origin.port}"
     ):
         return None
