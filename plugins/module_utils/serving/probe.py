@@ -256,7 +256,9 @@ class Probe:
             return self._fault(
                 "endpoint_loading_timeout",
                 f"still loading the model after {limit}",
-                "A large model on a slow disk takes long: raise the time limit, or find out what the disk delivers.",
+                "A large model on a slow disk takes long: raise the time limit, or find out what the disk delivers."
+                if self.question.timeout
+                else "It is starting. Ask again, or wait for it; `systemctl status` says since when.",
             )
         if reply.problem == "timeout":
             return self._fault(

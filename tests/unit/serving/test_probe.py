@@ -199,6 +199,14 @@ def test_loading_for_too_long() -> None:
     assert "loading" in text
 
 
+@pytest.mark.parametrize(("timeout", "advice"), [(0.0, "It is starting"), (0.2, "slow disk")])
+def test_who_does_not_wait_is_not_told_to_wait_longer(timeout: float, advice: str) -> None:
+    with served(Played(health=[LOADING])) as url:
+        probe = Probe(Question(base_url=url, timeout=timeout), Machine(), sleep=lambda seconds: None)
+        [fault] = probe.examine()
+    assert advice in fault.remedy
+
+
 def test_nothing_listens() -> None:
     with served(Played()) as url:
         pass
