@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from tests.e2e.conftest import Bench, Converged
-from tests.e2e.test_site import KEY
+from tests.e2e.test_site import GROUP_VARS, KEY
+from tests.fault.serving import Load
 
 VERIFY = ("--playbook", "playbooks/verify.yml")
 UNIT = "llama-server"
@@ -42,6 +43,16 @@ def test_a_machine_that_is_well(bench: Bench, options: tuple[str, ...]) -> None:
     assert "as they were verified" in converged.output
     [endpoint] = converged.host["hand_over"]
     assert endpoint["base_url"] == f"http://{bench.address}:8080/v1"
+
+
+def test_a_server_in_full_use_is_busy_and_not_broken(bench: Bench) -> None:
+    """More clients than slots: the question waits longer than it may, which is said and fails nothing."""
+    port, model = int(GROUP_VARS["llama_server_port"]), GROUP_VARS["llama_server_alias"]
+    with Load(bench.address, port, KEY, model, clients=8):
+        converged = verify(bench, "-e", "verify_answer=0.5")
+    assert converged.status == 0, converged.output[-3000:]
+    assert [fault["code"] for fault in converged.host["warnings"]] == ["endpoint_busy"]
+    assert "busy: no answer" in converged.output
 
 
 def test_several_things_broken_are_one_summary(bench: Bench) -> None:
