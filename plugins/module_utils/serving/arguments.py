@@ -552,6 +552,10 @@ def _wanted_arguments(
     wanted.append(_Wanted(("--no-ui", "--no-webui"), needed=False))
     wanted.append(_Wanted(("--no-slots",), needed=False))
     wanted.append(_Wanted(("--metrics",), needed=False))
+    # Else every new request waits until all idle slots are copied from the cards to memory. Each has a cache of its own
+    # here, and is copied anyway when another prompt takes it over (llama.cpp 0.5.0, server-context.cpp,
+    # get_available_slot); docs/measurements/serving.md has the figures. extra_args come after this and win.
+    wanted.append(_Wanted(("--no-cache-idle-slots",), needed=False))
     return wanted
 
 

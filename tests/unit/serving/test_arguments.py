@@ -63,6 +63,7 @@ def test_defaults_on_four_cards() -> None:
         *("--model", MODEL, "--alias", "Qwen-UD-Q4_K_XL", "--host", "127.0.0.1", "--port", "8080"),
         *("--ctx-size", "8192", "--parallel", "1"),
         *("--n-gpu-layers", "999", "--split-mode", "layer", "--fit", "off", "--no-ui", "--no-slots", "--metrics"),
+        "--no-cache-idle-slots",
     )
     assert found.environment == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     assert (found.gpu_count, found.base_url) == (4, "http://127.0.0.1:8080/v1")
@@ -337,11 +338,19 @@ def test_environment(name: str, code: str | None) -> None:
 
 
 def test_an_older_engine_gets_the_names_it_knows() -> None:
-    old = (FLAGS - {"--no-ui", "--no-slots", "--fit"}) | {"--no-webui"}
+    old = (FLAGS - {"--no-ui", "--no-slots", "--fit", "--no-cache-idle-slots"}) | {"--no-webui"}
     found = made(replace(V100X4, flags=frozenset(old)))
     assert found.faults == ()
     assert "--no-webui" in found.argv
-    assert not {"--no-ui", "--no-slots", "--fit"} & set(found.argv)
+    assert not {"--no-ui", "--no-slots", "--fit", "--no-cache-idle-slots"} & set(found.argv)
+
+
+def test_idle_slots_are_not_copied_at_each_request_unless_the_operator_wants_it() -> None:
+    assert "--no-cache-idle-slots" in made(parallel=8).argv
+    found = made(extra_args=["--cache-idle-slots"])
+    assert found.faults == ()
+    # The engine takes the last of two.
+    assert found.argv.index("--cache-idle-slots") > found.argv.index("--no-cache-idle-slots")
 
 
 def test_an_engine_without_a_needed_option_is_a_fault() -> None:
