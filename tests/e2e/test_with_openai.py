@@ -23,7 +23,7 @@ HELLO = [{"role": "user", "content": "Say hello to the sea."}]
 @pytest.fixture(scope="module")
 def base_url(bench: Bench) -> str:
     """As the run hands it over: the address is not put together here."""
-    converged = bench.converge("--tags", "serve")
+    converged = bench.converge()
     assert converged.status == 0
     [handed_over] = converged.host["hand_over"]
     assert handed_over["context_per_request"] == CONTEXT
