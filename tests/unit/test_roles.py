@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -160,3 +161,37 @@ def test_faults_name_the_role_s_variables(role: str) -> None:
         assert passed - SET_BY_THE_ROLE[role] == set()
         for name in options.keys() - passed - {"variable_prefix"}:
             assert re.search(rf"\b{prefix}{name}\b|\b__{prefix}", str(options[name])), name
+
+
+def given(mapping: yaml.MappingNode) -> Iterator[str]:
+    """The keys of a mapping, those that ``<<`` brings too."""
+    for key, value in mapping.value:
+        if key.tag != "tag:yaml.org,2002:merge":
+            yield key.value
+            continue
+        for part in [value] if isinstance(value, yaml.MappingNode) else value.value:
+            yield from given(part)
+
+
+def given_twice(node: yaml.Node | None) -> Iterator[str]:
+    """``key, line`` of what stands twice in one mapping, in the whole document."""
+    if isinstance(node, yaml.MappingNode):
+        for name, count in Counter(given(node)).items():
+            if count > 1:
+                yield f"{name}, line {node.start_mark.line + 1}"
+        for _, value in node.value:
+            yield from given_twice(value)
+    elif isinstance(node, yaml.SequenceNode):
+        for value in node.value:
+            yield from given_twice(value)
+
+
+def test_no_key_is_given_twice() -> None:
+    """Ansible warns of such a key at the top of every run, also of one that ``<<`` brings and the task gives anew."""
+    assert list(given_twice(yaml.compose("a: {<<: {b: 1, c: 2}, b: 3}"))) == ["b, line 1"]
+    files = [file for folder in ("roles", "playbooks", "molecule") for file in (ROOT / folder).rglob("*.yml")]
+    assert files
+    twice = {
+        str(file.relative_to(ROOT)): list(given_twice(yaml.compose(file.read_text(encoding="utf-8")))) for file in files
+    }
+    assert {file: keys for file, keys in twice.items() if keys} == {}
