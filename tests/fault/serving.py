@@ -2,7 +2,7 @@
 # GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Kills a ready llama-server under load, again and again, and looks at what comes back and what was lost.
 
-    python -m tests.fault.serving [--kills 20] [--seed N] [--clients 4] [--lab NAME --inventory FOLDER]
+    python -m tests.fault.serving [--kills 20] [--seed N] [--clients 4] [--lab NAME]
 
 A lab machine is brought to a served model by site.yml (or one that serves already is named). Clients ask it without a
 pause. At random moments the server's main process gets SIGKILL. After each kill:
@@ -376,7 +376,7 @@ def main() -> int:
     finally:
         if not options.lab:
             lab.down()
-            shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 if __name__ == "__main__":
