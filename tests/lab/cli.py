@@ -28,7 +28,7 @@ Machines for the demo and the tests: containers with systemd as process 1, apt a
 EPILOG = """\
 examples:
   python -m tests.lab deps --install        what the lab needs from this host, installed with apt
-  python -m tests.lab up demo --gpus v100x4 --inventory inventories/demo/connection.yml
+  python -m tests.lab up demo --gpus v100x4 --inventory inventories/demo/lab.yml
   python -m tests.lab ssh demo 1            log in to the first machine
   python -m tests.lab reset demo            back to the base image in seconds, same address and keys
   python -m tests.lab clear --all           remove everything it ever made

@@ -99,7 +99,7 @@ def test_host_is_what_the_engine_maps_and_allocates(name: str) -> None:
 
 
 def test_reference_model_has_the_reported_sizes() -> None:
-    """What people and we measured: shared/FACTS of the project, tmac1973/llama-toolchest#163."""
+    """What people and we measured: docs/facts.md, tmac1973/llama-toolchest#163."""
     facts = plan.read_facts(header(REFERENCE))
     one = plan.make_plan(header(REFERENCE), replace(FOUR_V100, context_per_request=4096, overhead_mib=0))
     two = plan.make_plan(header(REFERENCE), replace(FOUR_V100, context_per_request=8192, overhead_mib=0))
