@@ -11,6 +11,7 @@ vram_plan its path. The test compares the sum of the tensors with the size of th
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -349,3 +350,10 @@ BY_NAME: dict[str, CatalogueModel] = {model.name: model for model in MODELS}
 def find_model(name: str) -> CatalogueModel | None:
     """The model of a catalogue name (case does not matter), null for any other text."""
     return BY_NAME.get(name.strip().lower())
+
+
+def nearest_name(name: str) -> str:
+    """The catalogue's name that is most like ``name``; the reference model's where none is."""
+    asked = name.strip().lower()
+    begins = [known for known in BY_NAME if asked and known.startswith(asked)]
+    return (begins or difflib.get_close_matches(asked, BY_NAME, n=1) or list(BY_NAME))[0]

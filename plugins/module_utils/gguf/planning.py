@@ -9,11 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..catalogue_models import find_model
+from ..catalogue_models import find_model, nearest_name
 from ..compat import find_gpu
 from ..faults import Fault, FaultError
 from ..machine import Machine
 from . import plan
+from .faults import gguf_error
 from .model import open_model
 from .plan import FAULTS, Facts, Plan, Settings
 from .reader import Header
@@ -120,6 +121,14 @@ def load_header(
     model = open_model(location, http_headers, timeout)
     fatal = [fault for fault in model.faults if fault.code != "gguf_foreign_byte_order"]
     if fatal:
+        # A word that can be neither a path nor a file's name was meant for the catalogue.
+        if fatal[0].code == "gguf_not_found" and "/" not in location and not location.lower().endswith(".gguf"):
+            raise gguf_error(
+                "gguf_not_found",
+                location,
+                "the catalogue has no model of that name, and there is no such file",
+                f"Write a name of docs/models.md, as {nearest_name(location)}, or the path or URL of a GGUF file.",
+            )
         raise FaultError(fatal[0])
     assert model.header is not None
     return model.files[0].path, model.header

@@ -289,6 +289,23 @@ def test_what_the_operator_names_must_be_readable(tmp_path: Path) -> None:
     assert codes(ask(model=str(tmp_path / "none.gguf"))) == ["gguf_not_found"]
 
 
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("qwen3.8-flash-next-ud-q4", "qwen3.8-flash-next-ud-q4_k_xl"),
+        ("Qwen3-8B-Q4_K_N", "qwen3-8b-q4_k_m"),
+        ("qwen3.8", "qwen3.8-flash-next-ud-q4_k_xl"),
+        ("something else", "qwen3.8-flash-next-ud-q4_k_xl"),
+    ],
+)
+def test_a_mistyped_name_is_told_the_nearest_one(name: str, meant: str) -> None:
+    fault = ask(model=name).faults[0]
+
+    assert (fault.code, fault.subject) == ("gguf_not_found", name)
+    assert fault.message == "the catalogue has no model of that name, and there is no such file"
+    assert fault.remedy == f"Write a name of docs/models.md, as {meant}, or the path or URL of a GGUF file."
+
+
 def test_nothing_to_plan_says_so() -> None:
     verdict = ask(server=server(model=""))
 
