@@ -3,7 +3,7 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .PHONY: help dev os-packages lock demo clear test test-full lint unit cores molecule e2e test-vm test-cuda docs \
-        bench bench-gpu bench-engine bench-download fault-download fault-host fault-serving build
+        bench-gpu bench-engine bench-download fault-download fault-host fault-serving build
 
 PYTHON ?= python3
 VENV := .venv
@@ -16,7 +16,7 @@ export UV_SYSTEM_CERTS := 1
 UV_VERSION := 0.13.9
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sort | awk -F':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
 os-packages: ## install the Debian packages the lab needs (sudo where needed)
 	@$(PYTHON) -m tests.lab deps --install
