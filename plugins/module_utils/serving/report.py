@@ -38,8 +38,11 @@ def faults_of(results: Iterable[Any]) -> list[Fault]:
             said = str(result.get("msg") or "it says nothing").strip()
             remedy = "Run it again with -v; the check itself broke."
             found.append(CATALOGUE.fault("check_failed", "verification", said, remedy))
-    # Two checks may see the same, in other words.
-    return by_severity({(fault.code, fault.subject): fault for fault in reversed(found)}.values())
+    # Two checks may see the same, in other words: the first stands, in its place, since causes are looked at first.
+    told: dict[tuple[str, str], Fault] = {}
+    for fault in found:
+        told.setdefault((fault.code, fault.subject), fault)
+    return by_severity(told.values())
 
 
 #: Of a message, such as a journal's last lines, so many are shown.

@@ -99,6 +99,18 @@ def test_the_worst_comes_first_and_each_once() -> None:
     assert "2 model files, see below" in text
 
 
+def test_of_the_same_severity_the_cause_comes_first() -> None:
+    """A machine without a driver and GPUs serves nothing: to serve is not what to do first."""
+    given = {
+        "driver": {**DRIVER, "faults": [fault("driver_without_gpu_on_bus", "seat the cards")]},
+        "gpus": {"gpus": [], "faults": [fault("no_pci_device")]},
+        "served": {"servers": [], "faults": [fault("nothing_served", "serve")]},
+    }
+    _, codes, text = summed(**given, probed={"results": []})
+    assert codes == ["driver_without_gpu_on_bus", "no_pci_device", "nothing_served"]
+    assert text.endswith("First: seat the cards")
+
+
 @pytest.mark.parametrize(
     "broken",
     [
