@@ -82,8 +82,12 @@ def least(option: dict[str, Any]) -> Any:
 @pytest.mark.parametrize("name", MODULES)
 def test_no_option_brings_a_secret_into_the_log(name: str) -> None:
     module = importlib.import_module(f"ansible_collections.volta.llm.plugins.modules.{name}")
-    options = declared(module)["argument_spec"]
+    specification = declared(module)
+    options = specification["argument_spec"]
     needed = {key: least(option) for key, option in options.items() if option.get("required")}
+    for key, value, names in specification.get("required_if", []):
+        if options[key].get("default") == value:
+            needed |= {name: least(options[name]) for name in names}
     tried = 0
     for key, option in options.items():
         value = example(option)
