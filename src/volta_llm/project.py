@@ -34,6 +34,10 @@ def find_project(given: str | None, start: Path) -> Path:
     )
 
 
+def _folders(start: Path, project: Path) -> str:
+    return " or ".join(dict.fromkeys([str(start), str(project)]))
+
+
 def find_playbook(given: str, project: Path, start: Path) -> str:
     """The playbook as an absolute path, or its collection name (``volta.llm.site``) as it stands."""
     found = _first_existing(given, (start, project))
@@ -43,7 +47,7 @@ def find_playbook(given: str, project: Path, start: Path) -> str:
         return str(found)
     if _COLLECTION_PLAYBOOK.fullmatch(given) and not given.endswith((".yml", ".yaml")):
         return given
-    raise UsageError(f"playbook {given}: no such file below {start} or {project}")
+    raise UsageError(f"playbook {given}: no such file below {_folders(start, project)}")
 
 
 def find_inventory(given: str, project: Path, start: Path) -> str:
@@ -52,7 +56,7 @@ def find_inventory(given: str, project: Path, start: Path) -> str:
         return given
     found = _first_existing(given, (start, project))
     if found is None:
-        raise UsageError(f"inventory {given}: no such file or folder below {start} or {project}")
+        raise UsageError(f"inventory {given}: no such file or folder below {_folders(start, project)}")
     return str(found)
 
 

@@ -322,6 +322,20 @@ def test_usage_errors_say_what_is_wrong_and_run_nothing(
     assert not (checkout.root / "written").exists()
 
 
+def test_a_folder_that_was_looked_in_is_named_once(
+    checkout: Checkout, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(checkout.root)
+    assert main(["converge", "-i", "nowhere"]) == 3
+    assert capfd.readouterr().err.count(str(checkout.root)) == 1
+
+    inner = checkout.root / "inner"
+    inner.mkdir()
+    monkeypatch.chdir(inner)
+    assert main(["converge", "-i", "nowhere"]) == 3
+    assert f"below {inner} or {checkout.root}\n" in capfd.readouterr().err
+
+
 def test_no_checkout_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
 
