@@ -1,13 +1,13 @@
 # Copyright: The volta.llm authors
 # GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Filters that tell clients about endpoints; the thinking is in module_utils/serving/handover.py."""
+"""Filters around what clients need, endpoints and keys; the thinking is in module_utils/serving (handover, keys)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from ansible_collections.volta.llm.plugins.module_utils.serving import handover
+from ansible_collections.volta.llm.plugins.module_utils.serving import handover, keys
 
 
 def endpoint_records(
@@ -26,8 +26,17 @@ def endpoint_cards(endpoints: Iterable[Mapping[str, Any]], known_as: str = "") -
     return "\n\n".join(handover.card(endpoint, str(known_as or "")) for endpoint in endpoints)
 
 
+def api_key_lines(instance: str, default: Any, instances: Sequence[Mapping[str, Any]] = ()) -> str:
+    """Contents of the key file of a server (see keys.key_lines)."""
+    return keys.key_lines(str(instance), default, instances)
+
+
 class FilterModule:
     """Registers the filters."""
 
     def filters(self) -> dict[str, Callable[..., Any]]:
-        return {"endpoint_records": endpoint_records, "endpoint_cards": endpoint_cards}
+        return {
+            "api_key_lines": api_key_lines,
+            "endpoint_records": endpoint_records,
+            "endpoint_cards": endpoint_cards,
+        }

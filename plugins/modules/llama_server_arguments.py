@@ -318,7 +318,7 @@ files:
   type: list
   elements: dict
 absent_files:
-  description: Paths of such files that must not be there.
+  description: Paths of such files that must not be there any more, once the units are in use.
   returned: always
   type: list
   elements: str

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import ipaddress
 import json
 import os
@@ -178,18 +179,25 @@ def _files(
     options: UnitOptions, results: Sequence[Mapping[str, Any]], leaving: Sequence[str]
 ) -> tuple[dict[str, str], list[str]]:
     """Contents by path of what lies beside the units, and what must not be there (any more)."""
-    files = {f"{options.folder}/{server['name']}.nft": str(server["client_rules"]) for server in results}
-    unused = [path for path, content in files.items() if not content]
-    for unit in leaving:
-        instance = unit.partition("@")[2]
-        unused += [f"{options.folder}/{unit}.nft", key_file(f"{options.folder}/api-keys", instance)]
-    files = {path: content for path, content in files.items() if content}
+    files = {
+        rules_file(options.folder, server["name"], server["client_rules"]): str(server["client_rules"])
+        for server in results
+        if server["client_rules"]
+    }
+    # A glob: rules that former settings made lie there under names of their own.
+    unused = [str(path) for path in sorted(Path(options.folder).glob(f"{options.name}*.nft")) if str(path) not in files]
+    unused += [key_file(f"{options.folder}/api-keys", unit.partition("@")[2]) for unit in leaving]
     if options.maintenance_restart:
         at, patience = options.maintenance_restart, options.maintenance_patience
         files |= maintenance.files(at, patience, options.name, options.folder, options.guard, options.python, results)
     else:
         unused += maintenance.paths(options.name, options.folder)
     return files, unused
+
+
+def rules_file(folder: str, unit: str, rules: str) -> str:
+    """Where rules for clients lie. Others have another name, so that a former unit that comes back has those it had."""
+    return f"{folder}/{unit}-{hashlib.sha256(rules.encode()).hexdigest()[:12]}.nft"
 
 
 def _prepare_one(server: Server, options: UnitOptions, ground: Ground, alike: Collection[str]) -> tuple[Prepared, Plan]:
@@ -228,7 +236,7 @@ def _prepare_one(server: Server, options: UnitOptions, ground: Ground, alike: Co
     faults += check_address(settings)
     admitted, client_filter, client_faults = _clients(settings, options, ground)
     faults += client_faults
-    by_nftables = client_filter == "nftables"
+    rules = ruleset(server.unit, settings.port, admitted) if client_filter == "nftables" and admitted else ""
 
     limit = options.load_timeout or load_timeout(model.size)
     url = root_url(settings)
@@ -250,8 +258,8 @@ def _prepare_one(server: Server, options: UnitOptions, ground: Ground, alike: Co
             model=settings.model,
             limit_memlock=any("mlock" in word for word in map(str, settings.extra_args)),
             copies=_copied(settings),
-            admitted=None if admitted is None or by_nftables else by_systemd(settings.host, admitted),
-            ruleset=f"{options.folder}/{server.unit}.nft" if by_nftables else "",
+            admitted=None if admitted is None or rules else by_systemd(settings.host, admitted),
+            ruleset=rules_file(options.folder, server.unit, rules) if rules else "",
         )
     )
     counted: list[dict[str, Any]] = []
@@ -290,7 +298,7 @@ def _prepare_one(server: Server, options: UnitOptions, ground: Ground, alike: Co
                 "engine_version": engine.version,
                 "load_timeout": limit,
                 "client_filter": client_filter,
-                "client_rules": ruleset(server.unit, settings.port, admitted) if by_nftables and admitted else "",
+                "client_rules": rules,
                 "notes": notes,
                 "would_verify": would_verify,
             },

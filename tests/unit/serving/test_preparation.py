@@ -364,16 +364,41 @@ def test_clients_are_kept_away_by_what_works(engine: Path, model: Path, gpus: Ma
     found = filtered(engine, model, gpus, works=True)
     assert (codes(found), found.results["client_filter"], found.results["client_rules"]) == ([], "systemd", "")
     assert "IPAddressAllow=192.168.10.0/24\n" in found.results["unit"]
-    assert "/etc/llama-server/llama-server.nft" in found.results["absent_files"]
+    assert found.results["files"] == []
 
     found = filtered(engine, model, gpus, works=False)
     assert (codes(found), found.results["client_filter"]) == ([], "nftables")
     assert "192.168.10.0/24" in found.results["client_rules"]
-    assert "ExecStartPre=+/usr/sbin/nft -f /etc/llama-server/llama-server.nft\n" in found.results["unit"]
+    (file,) = found.results["files"]
+    assert file["content"] == found.results["client_rules"]
+    assert f"ExecStartPre=+/usr/sbin/nft -f {file['path']}\n" in found.results["unit"]
     assert "IPAddress" not in found.results["unit"]
-    assert found.results["files"] == [
-        {"path": "/etc/llama-server/llama-server.nft", "content": found.results["client_rules"]}
-    ]
+
+
+def test_a_former_unit_that_comes_back_has_the_rules_it_had(
+    engine: Path, model: Path, gpus: Machine, tmp_path: Path
+) -> None:
+    """With those of the new one its port would be open to all: they concern another."""
+
+    def rules(*ports: int, **settings: Any) -> tuple[dict[str, str], list[str]]:
+        values = {"model": str(model), "binary": str(engine), "backend": "cpu", "port": ports[0], **OPEN, **settings}
+        instances = [{"name": f"i{port}", "port": port} for port in ports[1:]]
+        options = UnitOptions(client_filter="nftables", folder=str(tmp_path))
+        found = prepare(Settings(**values), options, gpus, instances=instances).results
+        return {file["path"]: file["content"] for file in found["files"]}, found["absent_files"]
+
+    one, two = free_port(), free_port()
+    before, absent = rules(one)
+    assert not [path for path in absent if path.endswith(".nft")]
+    for path, content in before.items():
+        Path(path).write_text(content)
+    for after, unused in (rules(two), rules(one, allowed_clients=["10.9.0.0/16"]), rules(one, allowed_clients=[])):
+        assert not after.keys() & before.keys()
+        assert before.keys() <= set(unused)
+    same, unused = rules(one, two)
+    assert before.items() <= same.items()
+    assert len(same) == 2
+    assert not before.keys() & set(unused)
 
 
 @pytest.mark.parametrize(
