@@ -175,12 +175,16 @@ class Service:
             if before is not None and not self.former.exists():
                 replace_file(self.former, before.encode())
             replace_file(self.path, self.wanted.content.encode())
-        if file_differs or now.needs_reload:
-            self._systemctl("daemon-reload")
+        # Before systemd reads the new unit: what the former one takes away at its end, such as rules for its clients,
+        # the new one may know nothing of.
         if "stopped" in changes:
             self._systemctl("stop", self.name, timeout=self.wanted.start_timeout)
-        if "started" in changes or "restarted" in changes:
-            fault, back = self._start(now)
+        starts = "started" in changes or "restarted" in changes
+        fault = self._stop(now) if starts and now.pid is not None else None
+        if file_differs or now.needs_reload:
+            self._systemctl("daemon-reload")
+        if starts:
+            fault, back = self._start(now) if fault is None else (fault, False)
             if fault is not None:
                 return Outcome(tuple(changes), before or "", self.wanted.content, (fault,), back, reasons)
         if self.wanted.enabled != now.enabled:
@@ -275,12 +279,8 @@ class Service:
         raise FaultError(CATALOGUE.fault("unit_invalid", self.name, message, remedy))
 
     def _start(self, now: Status) -> tuple[Fault | None, bool]:
-        """Start or restart; on failure put the former unit back. Returns the fault, and whether the former one runs."""
+        """Start; on failure put the former unit back. Returns the fault, and whether the former one runs."""
         begun = time.time()
-        if now.pid is not None:
-            stuck = self._stop(now)
-            if stuck is not None:
-                return stuck, False
         self._systemctl("reset-failed", self.name, must=False)
         done = self._run(["systemctl", "restart", self.name], self.wanted.start_timeout)
         if done.ok:

@@ -44,6 +44,8 @@ class PlayedSystemd:
     calls: list[str] = field(default_factory=list)
     die_at: int | None = None
     read_drop_ins: list[Path] = field(default_factory=list)
+    #: What the process that was stopped last ran, and the unit that systemd knew then, whose ExecStopPost it runs.
+    ended: tuple[str | None, str | None] = (None, None)
     #: Its process hangs in the driver: it outlives SIGKILL.
     stuck: bool = False
 
@@ -99,7 +101,9 @@ class PlayedSystemd:
 
     def restart(self, words: tuple[str, ...]) -> Completed:
         self.restarts += 1
-        self.running, self.failed = None, False
+        if self.running:
+            self.stop(words)
+        self.failed = False
         if self.loaded is None or "broken" in self.loaded:
             self.failed = True
             return Completed(words, 1, stderr="Job for x.service failed.")
@@ -110,6 +114,8 @@ class PlayedSystemd:
         return Completed(words, 0)
 
     def stop(self, words: tuple[str, ...]) -> Completed:
+        if self.running:
+            self.ended = (self.running, self.loaded)
         self.running = None
         return Completed(words, 1 if self.stuck else 0)
 
@@ -169,6 +175,20 @@ def test_a_change_restarts_once(serving: PlayedSystemd) -> None:
     outcome = service(serving).converge()
     assert outcome.changes == ("unit written", "restarted")
     assert (serving.running, serving.restarts, names(serving)) == (NEW, 1, ["x.service"])
+
+
+@pytest.mark.parametrize("content", [NEW, BROKEN])
+def test_a_service_is_stopped_as_it_was_started(serving: PlayedSystemd, content: str) -> None:
+    """By the new unit nobody would take away what only the former one has set, such as a table of nftables."""
+    service(serving, content).converge()
+    assert serving.ended == (OLD, OLD)
+    service(serving, OLD, started=False).converge()
+    assert serving.ended[0] == serving.ended[1]
+
+
+def test_a_service_that_shall_stop_is_stopped_as_it_was_started(serving: PlayedSystemd) -> None:
+    service(serving, NEW, started=False).converge()
+    assert (serving.ended, serving.loaded) == ((OLD, OLD), NEW)
 
 
 def test_a_unit_that_does_not_start_gives_way_to_the_former(serving: PlayedSystemd) -> None:
