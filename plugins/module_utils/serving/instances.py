@@ -14,8 +14,9 @@ from ..faults import Fault
 from .arguments import Plan, Settings
 from .catalogue import CATALOGUE
 
-#: In a unit's name; no dash at its ends, so that it cannot be read as an option.
-NAME = re.compile(r"[a-z0-9](?:[a-z0-9_-]{0,30}[a-z0-9])?")
+#: In a unit's name; no dash at its ends, so that it cannot be read as an option. No underscore either: that is what a
+#: dash becomes in a name for nftables, where a-b and a_b would take each other's rules away.
+NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
 #: What another server's value would be wrong for: a port and cards are had by one, a name follows the model.
 NOT_INHERITED = ("alias", "gpus", "tensor_split")
 #: The first line of every unit that this collection writes.

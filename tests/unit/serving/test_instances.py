@@ -46,7 +46,7 @@ def test_an_instance_is_as_the_default_server_but_for_what_it_says() -> None:
     assert (other.settings.alias, list(other.settings.gpus)) == ("", [])
 
 
-@pytest.mark.parametrize("name", ["", "B", "a b", "-a", "a-", "a/b", "a@b", "x" * 40])
+@pytest.mark.parametrize("name", ["", "B", "a b", "-a", "a-", "a/b", "a@b", "a_b", "x" * 40])
 def test_what_names_no_instance(name: str) -> None:
     found, (fault,) = servers(BASE, [{"name": name, "port": 8081}])
     assert len(found) == 1
