@@ -261,25 +261,12 @@ from ansible_collections.volta.llm.plugins.module_utils.module import VoltaModul
 from ansible_collections.volta.llm.plugins.module_utils.results import finish
 from ansible_collections.volta.llm.plugins.module_utils.serving import calibration
 from ansible_collections.volta.llm.plugins.module_utils.serving.catalogue import CATALOGUE
+from ansible_collections.volta.llm.plugins.module_utils.serving.keys import USABLE, first_key
 from ansible_collections.volta.llm.plugins.module_utils.serving.measured_catalogue import CATALOGUE as MEASURED
 from ansible_collections.volta.llm.plugins.module_utils.serving.probe import Probe, Question, own_address
 
 #: What means "not there yet" and is therefore no fault in check mode.
 NOT_THERE = ("endpoint_refused", "endpoint_loading_timeout", "service_not_running")
-
-
-def read_key(path: str) -> str:
-    """The first key of a key file; FaultError where there is none."""
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError as exc:
-        problem = exc.strerror or str(exc)
-    else:
-        keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-        if keys:
-            return keys[0]
-        problem = "holds no key"
-    raise FaultError(CATALOGUE.fault("wrong_key", path, problem, "Correct api_key_file, or give api_key."))
 
 
 def keep(path: str, probe: Probe, check: bool) -> tuple[bool, list[Fault]]:
@@ -324,9 +311,12 @@ def main() -> None:
     given = module.params
     faults: list[Fault] = []
     key = given["api_key"]
+    if key and not USABLE.fullmatch(key):
+        problem = "it holds a space or a character beyond ASCII, which no header of HTTP takes"
+        faults.append(CATALOGUE.fault("wrong_key", "api_key", problem, "Give one of the server's keys."))
     if given["api_key_file"]:
         try:
-            key = read_key(given["api_key_file"])
+            key = first_key(given["api_key_file"])
         except FaultError as exc:
             # In check mode the file may still have to be written.
             if not module.check_mode:

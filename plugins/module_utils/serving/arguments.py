@@ -19,6 +19,7 @@ from typing import Any
 from ..compat import judge
 from ..faults import Fault
 from .catalogue import CATALOGUE
+from .keys import USABLE
 from .model_file import stem
 
 BACKENDS = ("cuda", "cpu")
@@ -439,7 +440,7 @@ def _check_keys(settings: Settings) -> list[Fault]:
     for number, key in enumerate(settings.api_keys):
         text = str(key)
         problem = None
-        if not re.fullmatch(r"[\x21-\x7e]+", text):
+        if not USABLE.fullmatch(text):
             problem = "empty, or holds a space, a line break or a character beyond ASCII"
         elif text.startswith("#"):
             problem = "begins with #, which a key file takes for a comment"

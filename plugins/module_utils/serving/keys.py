@@ -4,8 +4,31 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
+
+from ..faults import FaultError
+from .catalogue import CATALOGUE
+
+#: What a key may consist of: a header of HTTP takes no more.
+USABLE = re.compile(r"[\x21-\x7e]+")
+
+
+def first_key(path: str) -> str:
+    """The first key of a key file; FaultError, without the key, where there is none that can be presented."""
+    try:
+        # What is no UTF-8 is no key, whatever it is.
+        lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError as exc:
+        problem = exc.strerror or str(exc)
+    else:
+        keys = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
+        if keys and USABLE.fullmatch(keys[0]):
+            return keys[0]
+        problem = "its first key holds a space or a character beyond ASCII" if keys else "holds no key"
+    raise FaultError(CATALOGUE.fault("wrong_key", path, problem, "Correct api_key_file, or give api_key."))
 
 
 def key_lines(instance: str, keys: Any, instances: Sequence[Mapping[str, Any]]) -> str:

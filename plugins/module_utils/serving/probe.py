@@ -69,6 +69,11 @@ class Question:
     def root(self) -> str:
         return re.sub(r"(?:/v1)?/*$", "", self.base_url)
 
+    @property
+    def port(self) -> int:
+        parts = urllib.parse.urlsplit(self.root)
+        return parts.port or (443 if parts.scheme == "https" else 80)
+
 
 @dataclass
 class Finding:
@@ -137,6 +142,13 @@ class Load:
         return bool(self.waiting) or (self.processing is not None and slots is not None and self.processing >= slots)
 
 
+class _Here(urllib.request.HTTPRedirectHandler):
+    """Goes nowhere else: the key would be shown there, and what answers there was not asked about."""
+
+    def redirect_request(self, *args: Any, **kwargs: Any) -> None:
+        return None
+
+
 class Client:
     """Plain HTTP without proxies: the endpoint is on this machine or in its network."""
 
@@ -148,7 +160,7 @@ class Client:
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         self._opener = urllib.request.build_opener(
-            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context)
+            urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context), _Here()
         )
 
     def get(self, path: str, timeout: float = HEALTH_SECONDS) -> Reply:
@@ -232,8 +244,10 @@ class Probe:
     def wait_until_ready(self) -> None:
         """Until /health answers 200. A service that has ended is reported at once, with its last lines."""
         begun = time.monotonic()
+        # It asks for no key, and whose process answers is seen later.
+        client = self._without_key()
         while True:
-            reply = self._client.get("/health", self._health_timeout)
+            reply = client.get("/health", self._health_timeout)
             waited = time.monotonic() - begun
             if reply.status == 200:
                 if not isinstance(reply.json(), dict):
@@ -295,19 +309,21 @@ class Probe:
             return []
         now = self._status()
         self.finding.pid, self._started = now.pid, now.started
-        port = urllib.parse.urlsplit(self.question.root).port or 80
+        port = self.question.port
         holders = [item for item in listeners(self._here, port) if item.pid is not None]
         if not holders or any(item.pid == self.finding.pid for item in holders):
             return []
         service = f"the service is pid {self.finding.pid}" if self.finding.pid else "the service does not run"
-        return [
-            CATALOGUE.fault(
-                "foreign_listener",
-                f"{holders[0].address}:{port}",
-                f"held by {holders[0].owner}; {service}",
-                "Stop that program, or give the service another port; requests reach the program, not the service.",
-            )
-        ]
+        fault = CATALOGUE.fault(
+            "foreign_listener",
+            f"{holders[0].address}:{port}",
+            f"held by {holders[0].owner}; {service}",
+            "Stop that program, or give the service another port; requests reach the program, not the service.",
+        )
+        if self.question.api_key:
+            # All that follows would show it the key.
+            raise FaultError(fault)
+        return [fault]
 
     def _check_files(self) -> list[Fault]:
         if self.finding.pid is None:

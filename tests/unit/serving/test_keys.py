@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import yaml
 from ansible_collections.volta.llm.plugins.filter.hand_over import FilterModule
+from ansible_collections.volta.llm.plugins.module_utils.faults import FaultError
+from ansible_collections.volta.llm.plugins.module_utils.serving.keys import first_key
 
 ROLE = Path(__file__).resolve().parents[3] / "roles/llama_server"
 ONE, TWO = "0123456789abcdef0", "0123456789abcdef1"
@@ -70,3 +72,33 @@ def test_what_the_former_unit_reads_is_there_until_the_new_one_works() -> None:
     assert removing[0] > serves
     # A key file that is emptied then is newer than the process, which does not read it.
     assert "item.has_keys | ternary([item.api_key_file], [])" in tasks[serves]["volta.llm.service_unit"]["inputs"]
+
+
+def test_the_first_key_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    path.write_text(f"# ours\n\n{ONE}\n{TWO}\n")
+    assert first_key(str(path)) == ONE
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "No such file"),
+        (b"# none\n\n", "holds no key"),
+        # Written with an editor of Windows, or with a password in it: no header of HTTP takes these.
+        ("\ufeff0123456789abcdef\n".encode(), "beyond ASCII"),
+        ("schl\u00fcssel-0123456789\n".encode("latin-1"), "beyond ASCII"),
+        ("\u5bc6\u94a5-0123456789abcdef\n".encode(), "beyond ASCII"),
+        (b"01234567 89abcdef\n", "space"),
+    ],
+)
+def test_a_file_without_a_key_that_can_be_presented(tmp_path: Path, content: bytes | None, problem: str) -> None:
+    path = tmp_path / "keys"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(FaultError) as raised:
+        first_key(str(path))
+    fault = raised.value.fault
+    assert (fault.code, fault.subject) == ("wrong_key", str(path))
+    assert problem in fault.message
+    assert "0123" not in fault.message

@@ -46,8 +46,16 @@ class Played:
     never_answers: bool = False
     released: threading.Event = field(default_factory=threading.Event)
     asked: list[dict[str, Any]] = field(default_factory=list)
+    #: Paths that a key was presented to.
+    shown_keys: list[str] = field(default_factory=list)
+    #: Where every path leads to instead.
+    moved_to: str = ""
 
     def answer(self, method: str, path: str, key: str, body: bytes) -> tuple[int, Any]:
+        if key:
+            self.shown_keys.append(path)
+        if self.moved_to:
+            return 307, {}
         if path == "/health":
             return self.health.pop(0) if len(self.health) > 1 else self.health[0]
         if self.key and key != f"Bearer {self.key}":
@@ -89,6 +97,8 @@ def served(played: Played) -> Iterator[str]:
             data = content if isinstance(content, bytes) else json.dumps(content).encode()
             with suppress(ConnectionError):
                 self.send_response(status)
+                if played.moved_to:
+                    self.send_header("Location", played.moved_to + self.path)
                 self.send_header("Content-Length", str(len(data)))
                 self.end_headers()
                 self.wfile.write(data)
@@ -363,6 +373,14 @@ def test_another_process_on_the_port() -> None:
     assert "the service is pid 1" in text
 
 
+@pytest.mark.parametrize(
+    ("base_url", "port"),
+    [("http://[::1]:8081/v1", 8081), ("http://h/v1", 80), ("https://h/v1", 443), ("https://h:8443", 8443)],
+)
+def test_the_port_of_an_address(base_url: str, port: int) -> None:
+    assert Question(base_url).port == port
+
+
 @pytest.mark.parametrize(("model", "codes"), [("demo", []), ("second-name", []), ("other", ["wrong_model"])])
 def test_id_and_aliases(model: str, codes: list[str]) -> None:
     assert probed(Played(), model=model)[0] == codes
@@ -391,6 +409,25 @@ def test_a_key_that_is_refused(given_key: str | None) -> None:
     assert codes == ["wrong_key"]
     assert "401" in text
     assert KEY not in text
+
+
+def test_no_key_is_shown_to_another_process() -> None:
+    played = Played(key=KEY)
+    codes, _, _ = probed(played, PlayedSystemd(["active/running"], pid=1), unit="x.service", api_key=KEY)
+    assert (codes, played.shown_keys) == (["foreign_listener"], [])
+    # One that has none to lose goes on.
+    assert probed(Played(), PlayedSystemd(["active/running"], pid=1), unit="x.service", model="other")[0] == [
+        "foreign_listener",
+        "wrong_model",
+    ]
+
+
+def test_no_key_is_taken_to_another_address() -> None:
+    elsewhere = Played(key=KEY)
+    with served(elsewhere) as url:
+        codes, _, text = probed(Played(moved_to=url), api_key=KEY)
+    assert (codes, elsewhere.shown_keys) == (["endpoint_unexpected"], [])
+    assert "answers 307" in text
 
 
 def test_a_key_that_is_not_asked_for() -> None:
