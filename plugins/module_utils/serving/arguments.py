@@ -64,7 +64,14 @@ FIXED = {
     "--webui-mcp-proxy": "clients could reach other machines through this one",
     "--metrics": "it is always on where the engine has it",
     "--log-prompts-dir": "it writes prompts to the disk",
+    **dict.fromkeys(("-v", "--verbose", "--log-verbose"), "it writes prompts to the journal"),
+    "--path": "it serves files of the machine",
+    "--api-prefix": "/health, by which the unit is seen to be ready, would be elsewhere",
+    **dict.fromkeys(("-hft", "--hf-token"), "anyone on the machine could read it; role model downloads"),
 }
+#: How much the engine logs; from level 5 on each token of a prompt is a line (LC tools/server/server-context.cpp:3133).
+VERBOSITY = ("-lv", "--verbosity", "--log-verbosity")
+WITHOUT_PROMPTS = ("0", "1", "2", "3", "4")
 MANAGED_ENVIRONMENT = {
     "LLAMA_API_KEY": "api_keys",
     "LLAMA_ARG_API_KEY_FILE": "api_keys",
@@ -260,7 +267,6 @@ def _check_basics(settings: Settings, alias: str, around: Surroundings) -> list[
         if value not in choices:
             faults.append(_invalid(subject, f"{value!r} is unknown", f"Write one of {', '.join(choices)}."))
     for subject, number, low, high in (
-        # Below 1024 only root may listen, and the server does not run as root.
         ("port", settings.port, 1024, 65535),
         ("parallel", settings.parallel, 1, 256),
         ("threads", settings.threads, 1, 1024),
@@ -270,7 +276,12 @@ def _check_basics(settings: Settings, alias: str, around: Surroundings) -> list[
         ("context_per_request", settings.context_per_request, CONTEXT_MINIMUM, 1 << 24),
     ):
         if number is not None and not low <= number <= high:
-            faults.append(_invalid(subject, f"{number} is out of range", f"Write a number from {low} to {high}."))
+            why = (
+                ": below 1024 only root may listen, as which no server runs"
+                if subject == "port" and number < low
+                else ""
+            )
+            faults.append(_invalid(subject, f"{number} is out of range{why}", f"Write a number from {low} to {high}."))
     most = around.model_context
     if most is not None and settings.context_per_request > most:
         faults.append(
@@ -375,6 +386,10 @@ def _visible_gpus(settings: Settings, around: Surroundings) -> tuple[list[str], 
         faults.append(
             _invalid("gpus", f"a GPU is named twice: {', '.join(map(str, settings.gpus))}", "Name each once.")
         )
+    if any(name.isdigit() for name in visible) and not all(name.isdigit() for name in visible):
+        # What CUDA makes of indexes and UUIDs in one list is written nowhere.
+        named = [around.gpu_uuids.get(bus or "", name) for bus, name in zip(used, visible, strict=False)]
+        visible = visible if any(name.isdigit() for name in named) else named
     if not settings.gpus:
         return [], around.gpu_bus_ids or None, faults
     whole = tuple(bus for bus in used if bus is not None)
@@ -456,7 +471,8 @@ def _check_keys(settings: Settings) -> list[Fault]:
 def _check_extra(settings: Settings, around: Surroundings) -> list[Fault]:
     faults = []
     owners = {flag: setting for setting, flags in MANAGED.items() for flag in flags}
-    for word in map(str, settings.extra_args):
+    words = list(map(str, settings.extra_args))
+    for word, value in zip(words, [*words[1:], ""], strict=False):
         if re.search(r"[\x00-\x1f\x7f]", word) or word == "":
             faults.append(_invalid("extra_args", f"{word!r} is empty or holds a control character", "Remove it."))
         if not word.startswith("-") or _is_number(word.lstrip("-")):
@@ -470,6 +486,9 @@ def _check_extra(settings: Settings, around: Surroundings) -> list[Fault]:
                     "argument_managed", "extra_args", f"{flag} is not to be set: {FIXED[flag]}", "Remove it."
                 )
             )
+        elif flag in VERBOSITY and value not in WITHOUT_PROMPTS:
+            message = f"{flag} {value} is not to be set: from 5 on it writes prompts to the journal"
+            faults.append(CATALOGUE.fault("argument_managed", "extra_args", message, f"Write {flag} 4, or less."))
         elif around.flags and flag not in around.flags:
             faults.append(_unknown_flag(flag, around.flags))
     for name, value in settings.environment.items():

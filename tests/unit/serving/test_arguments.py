@@ -277,7 +277,9 @@ def test_unusable_keys_are_refused_and_not_shown(key: str) -> None:
 
 @pytest.mark.parametrize("port", [0, 80, 1023, 65536, -1])
 def test_ports(port: int) -> None:
-    assert codes(made(port=port)) == ["setting_invalid"]
+    (fault,) = made(port=port).faults
+    assert fault.code == "setting_invalid"
+    assert ("only root may listen" in fault.message) is (port < 1024)
 
 
 @pytest.mark.parametrize(
@@ -390,8 +392,10 @@ def test_gpus_by_uuid_are_looked_up() -> None:
     uuids = {bus: f"GPU-0000000{number}-aaaa-bbbb-cccc-000000000000" for number, bus in enumerate(BUS_IDS)}
     around = replace(V100X4, gpu_uuids=uuids)
     found = made(around, gpus=[uuids["0000:1e:00.0"], "0"])
-    assert found.environment["CUDA_VISIBLE_DEVICES"] == f"{uuids['0000:1e:00.0']},0"
+    # All of one kind: what CUDA makes of a list of both is written nowhere.
+    assert found.environment["CUDA_VISIBLE_DEVICES"] == f"{uuids['0000:1e:00.0']},{uuids['0000:1a:00.0']}"
     assert found.gpus == ("0000:1e:00.0", "0000:1a:00.0")
+    assert made(around, gpus=["1", "0000:1a:00.0"]).environment["CUDA_VISIBLE_DEVICES"] == "1,0"
     assert codes(made(around, gpus=["GPU-99999999-aaaa-bbbb-cccc-000000000000"])) == ["gpu_unknown"]
     # One card by two of its names.
     assert codes(made(around, gpus=["0", uuids["0000:1a:00.0"]])) == ["setting_invalid"]
@@ -414,6 +418,14 @@ def test_the_order_of_the_bus_is_always_asked_for() -> None:
         (["--tools", "all"], "read files"),
         (["--props"], "for all"),
         (["--log-prompts-dir", "/tmp"], "prompts to the disk"),
+        (["-v"], "prompts to the journal"),
+        (["--verbose"], "prompts to the journal"),
+        (["-lv", "5"], "prompts to the journal"),
+        (["--verbosity", "99"], "prompts to the journal"),
+        (["--log-verbosity"], "prompts to the journal"),
+        (["--path", "/srv"], "files of the machine"),
+        (["--api-prefix", "/x"], "/health"),
+        (["--hf-token", "x"], "anyone on the machine"),
     ],
 )
 def test_what_shows_prompts_stays_off(words: list[str], why: str) -> None:
@@ -421,6 +433,13 @@ def test_what_shows_prompts_stays_off(words: list[str], why: str) -> None:
     assert (fault.code, fault.subject) == ("argument_managed", "extra_args")
     assert why in fault.message
     assert {"--no-slots", "--no-ui", "--metrics"} <= set(made().argv)
+
+
+@pytest.mark.parametrize("level", ["0", "3", "4"])
+def test_a_log_without_prompts_may_be_longer(level: str) -> None:
+    """llama.cpp 0.5.0, tools/server/server-context.cpp: each token of a prompt is a line of level 5."""
+    around = replace(V100X4, flags=FLAGS | {"-lv"})
+    assert codes(made(around, extra_args=["-lv", level])) == []
 
 
 def test_no_option_slips_in_by_the_environment() -> None:
