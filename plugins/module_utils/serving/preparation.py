@@ -195,6 +195,13 @@ def _files(
     return files, unused
 
 
+def read_files(settings: Settings) -> list[str]:
+    """Files that the server opens, links resolved: the model's, and those that further arguments name."""
+    named = [str(word).partition("=")[2] or str(word) for word in settings.extra_args]
+    given = [*all_shards(settings.model), *(word for word in named if word.startswith("/"))]
+    return [os.path.realpath(path) for path in given]
+
+
 def rules_file(folder: str, unit: str, rules: str) -> str:
     """Where rules for clients lie. Others have another name, so that a former unit that comes back has those it had."""
     return f"{folder}/{unit}-{hashlib.sha256(rules.encode()).hexdigest()[:12]}.nft"
@@ -255,7 +262,7 @@ def _prepare_one(server: Server, options: UnitOptions, ground: Ground, alike: Co
             load_timeout=limit,
             cuda=cuda,
             gpus=len(bus_ids) or None,
-            model=settings.model,
+            paths=read_files(settings),
             limit_memlock=any("mlock" in word for word in map(str, settings.extra_args)),
             copies=_copied(settings),
             admitted=None if admitted is None or rules else by_systemd(settings.host, admitted),

@@ -31,7 +31,7 @@ NVIDIA_DEVICES = ("char-nvidia-frontend", "char-nvidia", "char-nvidia-uvm", "cha
 class Unit:
     """What the unit says beside its command. ``load_timeout`` and ``stop_timeout`` in seconds.
 
-    ``name`` has no ending. ``copies`` are files by the name of the copy that the server reads (see COPIES).
+    ``name`` has no ending. ``paths`` are files that the server reads, links resolved. ``copies`` are files by the name of the copy that the server reads (see COPIES).
     ``admitted`` are the networks that systemd lets through, null where it filters nothing; ``ruleset`` is the file that
     nftables reads before each start instead.
     """
@@ -50,7 +50,7 @@ class Unit:
     gpus: int | None = None
     cuda: bool = False
     stop_timeout: int = 30
-    model: str = ""
+    paths: Sequence[str] = ()
     limit_memlock: bool = False
     copies: Mapping[str, str] = field(default_factory=dict)
     admitted: Sequence[str] | None = None
@@ -134,13 +134,15 @@ def render(unit: Unit) -> str:
 
 
 def _hardening(unit: Unit) -> list[str]:
-    home = "read-only" if unit.model.startswith(("/home/", "/root/")) else "yes"
+    # What hides folders from the server must not hide what it reads there.
+    home = "read-only" if any(path.startswith(("/home/", "/root/", "/run/user/")) for path in unit.paths) else "yes"
+    tmp = "no" if any(path.startswith(("/tmp/", "/var/tmp/")) for path in unit.paths) else "yes"
     lines = [
         "NoNewPrivileges=yes",
         "CapabilityBoundingSet=",
         "ProtectSystem=strict",
         f"ProtectHome={home}",
-        "PrivateTmp=yes",
+        f"PrivateTmp={tmp}",
         "ProtectKernelTunables=yes",
         "ProtectKernelModules=yes",
         "ProtectKernelLogs=yes",

@@ -26,6 +26,7 @@ from ansible_collections.volta.llm.plugins.module_utils.serving.preparation impo
     inspect_engine,
     inspect_gpus,
     prepare,
+    read_files,
 )
 from ansible_collections.volta.llm.plugins.module_utils.transfer.store import Places, Stamp
 
@@ -560,3 +561,17 @@ def test_without_metrics_nobody_knows_when_a_server_is_idle(engine: Path, model:
     (engine.parent.parent / "release.json").write_text(json.dumps(manifest))
     (fault,) = nightly(engine, model, gpus, "03:00").faults
     assert "/metrics" in fault.message
+
+
+def test_files_behind_links_and_of_further_arguments_are_readable(tmp_path: Path) -> None:
+    """A link from /srv into somebody's home leads nowhere in a unit that hides homes."""
+    shards = [tmp_path / f"m-0000{number}-of-00002.gguf" for number in (1, 2)]
+    shards[0].symlink_to("/home/ai/one.gguf")
+    shards[1].symlink_to("/var/lib/models/two.gguf")
+    words = ["--chat-template-file", "/root/t.jinja", "--mmproj=/mnt/p.gguf", "--jinja", "--grammar", "root ::= [a-z]"]
+    assert read_files(Settings(model=str(shards[0]), extra_args=words)) == [
+        "/home/ai/one.gguf",
+        "/var/lib/models/two.gguf",
+        "/root/t.jinja",
+        "/mnt/p.gguf",
+    ]

@@ -114,10 +114,21 @@ def test_a_cpu_server_sees_no_devices() -> None:
     assert "DeviceAllow" not in found
 
 
-@pytest.mark.parametrize(("model", "home"), [("/srv/m.gguf", "yes"), ("/home/ai/m.gguf", "read-only")])
-def test_models_below_home_stay_readable(model: str, home: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "home", "tmp"),
+    [
+        ("/srv/m.gguf", "yes", "yes"),
+        ("/home/ai/m.gguf", "read-only", "yes"),
+        ("/root/template.jinja", "read-only", "yes"),
+        ("/tmp/m.gguf", "yes", "no"),
+        ("/var/tmp/m.gguf", "yes", "no"),
+        ("/homely/tmp/m.gguf", "yes", "yes"),
+    ],
+)
+def test_what_the_server_reads_stays_readable(path: str, home: str, tmp: str) -> None:
     """F08 ollama/ollama#10672: ProtectHome hides models that lie there."""
-    assert settings(replace(CPU, model=model))["ProtectHome"] == [home]
+    found = settings(replace(CPU, paths=["/srv/first.gguf", path]))
+    assert (found["ProtectHome"], found["PrivateTmp"]) == ([home], [tmp])
 
 
 def test_memory_is_locked_only_where_it_was_asked_for() -> None:
