@@ -31,9 +31,9 @@ NVIDIA_DEVICES = ("char-nvidia-frontend", "char-nvidia", "char-nvidia-uvm", "cha
 class Unit:
     """What the unit says beside its command. ``load_timeout`` and ``stop_timeout`` in seconds.
 
-    ``name`` has no ending. ``paths`` are files that the server reads, links resolved. ``copies`` are files by the name of the copy that the server reads (see COPIES).
-    ``admitted`` are the networks that systemd lets through, null where it filters nothing; ``ruleset`` is the file that
-    nftables reads before each start instead.
+    ``name`` has no ending. ``paths`` are files that the server reads, links resolved. ``copies`` are files by the name
+    of the copy that the server reads (see COPIES). ``admitted`` are the networks that systemd lets through, null where
+    it filters nothing; ``ruleset`` is the file that nftables reads before each start instead.
     """
 
     name: str
