@@ -91,7 +91,12 @@ def journal_tail(name: str, since: float | None = None, lines: int = JOURNAL_LIN
         return ""
     found = done.stdout.strip().splitlines()
     # What was said before the last start belongs to another process.
-    starts = [at for at, line in enumerate(found) if line.startswith(f"Starting {name}")]
+    # systemd 249 names the description alone.
+    starts = [
+        at
+        for at, line in enumerate(found)
+        if line.startswith(f"Starting {name}") or (line.startswith("Starting ") and line.endswith("..."))
+    ]
     return "\n".join(found[starts[-1] :] if starts else found)
 
 

@@ -329,6 +329,14 @@ def test_no_systemd_is_said() -> None:
     assert "no systemctl" in caught.value.fault.message
 
 
+@pytest.mark.parametrize("said", ["Starting x.service - what it is...", "Starting what it is..."])
+def test_words_of_an_earlier_start_are_not_shown(said: str) -> None:
+    """The second is how systemd 249 (Ubuntu 22.04) says it, without the unit's name."""
+    lines = f"{said}\nold words\n{said}\n0.00.120 I Starting the http server\nnew words\n"
+    tail = journal_tail("x.service", runner=lambda argv, timeout: Completed(tuple(argv), 0, stdout=lines))
+    assert tail.splitlines() == [said, "0.00.120 I Starting the http server", "new words"]
+
+
 def test_a_journal_that_cannot_be_read_is_empty() -> None:
     assert journal_tail("x.service", runner=lambda argv, timeout: Completed(tuple(argv), 1)) == ""
 
