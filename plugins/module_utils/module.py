@@ -9,7 +9,7 @@ AnsibleModule logs every option at its start. An address can hold a login or a s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -32,8 +32,26 @@ def _has_mapping(value: object) -> bool:
     return isinstance(value, Iterable) and not isinstance(value, (str, bytes)) and any(map(_has_mapping, value))
 
 
+def _secrets(options: Mapping[str, Any], given: Mapping[str, Any]) -> Iterator[str]:
+    """The values of options with ``no_log``, each element of a list by itself."""
+    for name, option in options.items():
+        value = given.get(name)
+        values = value if isinstance(value, list) else [value]
+        if option.get("no_log"):
+            yield from (item for item in values if isinstance(item, str) and item)
+        if option.get("options"):
+            for item in values:
+                if isinstance(item, Mapping):
+                    yield from _secrets(option["options"], item)
+
+
 class VoltaModule(AnsibleModule):  # type: ignore[misc]  # ansible-core has no types
-    """AnsibleModule with a log fit to be read by others; results are not touched."""
+    """AnsibleModule with a log fit to be read by others; of results only what ``no_log`` means is hidden."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # A list that was given as text, "a,b", is hidden by AnsibleModule as that text alone, not as what it became.
+        self.no_log_values.update(_secrets(self.argument_spec, self.params))
 
     def log(self, msg: str, log_args: dict[str, str] | None = None) -> None:
         """Write to the system log. ``log_args`` are the options, which AnsibleModule gives at its start.

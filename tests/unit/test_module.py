@@ -140,3 +140,32 @@ def test_the_results_keep_the_address(capsys: pytest.CaptureFixture[str]) -> Non
 )
 def test_what_is_left_of_an_address(text: str, shown: str) -> None:
     assert loggable(text) == shown
+
+
+def test_each_part_of_a_secret_that_was_text_is_hidden_from_results(capsys: pytest.CaptureFixture[str]) -> None:
+    """ansible-core hides "a,b" as it was given, and -vvv shows the list that it became."""
+    spec = {
+        "keys": {"type": "list", "elements": "str", "no_log": True},
+        "token": {"type": "str", "no_log": True},
+        "servers": {
+            "type": "list",
+            "elements": "dict",
+            "options": {"keys": {"type": "list", "elements": "str", "no_log": True}, "name": {"type": "str"}},
+        },
+    }
+    given = {
+        "keys": "first-secret,second-secret",
+        "servers": [{"name": "plain-name", "keys": "third-secret,fourth-secret"}, {"keys": ["fifth-secret"]}, {}],
+        "_ansible_no_log": False,
+        "_ansible_module_name": "volta.llm.under_test",
+    }
+    with (
+        patch.object(basic, "_ANSIBLE_ARGS", json.dumps({"ANSIBLE_MODULE_ARGS": given}).encode()),
+        patch.object(basic, "_ANSIBLE_PROFILE", "legacy", create=True),
+        patch.object(VoltaModule, "log"),
+        pytest.raises(SystemExit),
+    ):
+        VoltaModule(argument_spec=spec).exit_json(said="a fourth-secret in words")
+    shown = capsys.readouterr().out
+    assert "plain-name" in shown
+    assert "-secret" not in shown
