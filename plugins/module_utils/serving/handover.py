@@ -144,9 +144,9 @@ def card(endpoint: Mapping[str, Any], known_as: str = "") -> str:
         answer = " ".join(str(proof["answer"]).split())
         rows.append(("answered", f"{answer[:60]}{'...' if len(answer) > 60 else ''}{rate}"))
     if not endpoint["reachable_from_others"]:
-        port = urlsplit(str(endpoint["base_url"])).port
+        there = urlsplit(str(endpoint["base_url"])).netloc
         rows.append(("reach", "this machine only, not containers on it either; from elsewhere:"))
-        rows.append(("", f"ssh -L {port}:127.0.0.1:{port} {known_as or 'SERVER'}"))
+        rows.append(("", f"ssh -L {there.rpartition(':')[2]}:{there} {known_as or 'SERVER'}"))
     lines = [f"{endpoint['name']} serves", *_table(rows), ""]
     lines += [
         "Dify: Model provider > OpenAI-API-compatible > Add model",

@@ -138,6 +138,19 @@ def test_a_server_on_loopback_says_how_to_get_there() -> None:
     assert "ssh -L 8080:127.0.0.1:8080 10.0.0.7" in text
 
 
+@pytest.mark.parametrize(
+    ("host", "url", "tunnel"),
+    [
+        ("::1", "http://[::1]:8080/v1", "8080:[::1]:8080"),
+        ("127.0.0.2", "http://127.0.0.2:8080/v1", "8080:127.0.0.2:8080"),
+        ("localhost", "http://localhost:8080/v1", "8080:localhost:8080"),
+    ],
+)
+def test_the_way_there_leads_to_the_address_that_is_listened_on(host: str, url: str, tunnel: str) -> None:
+    text = card(record(server(host=host, base_url=url), probe(), "10.0.0.7"), "10.0.0.7")
+    assert f"ssh -L {tunnel} 10.0.0.7" in text
+
+
 def test_the_filters_take_a_loop_and_leave_out_what_is_not_ready() -> None:
     results = [
         {"item": server(), **probe()},
@@ -147,7 +160,7 @@ def test_the_filters_take_a_loop_and_leave_out_what_is_not_ready() -> None:
     found = endpoint_records(results, "10.0.0.7")
     assert [endpoint["name"] for endpoint in found] == ["llama-server"]
     assert endpoint_cards(found * 2).count("llama-server serves") == 2
-    assert set(FilterModule().filters()) == {"endpoint_records", "endpoint_cards"}
+    assert set(FilterModule().filters()) == {"endpoint_records", "endpoint_cards", "api_key_lines"}
 
 
 def test_this_machines_own_address_is_none_that_only_it_knows() -> None:
