@@ -51,7 +51,7 @@ options:
     default: 600.0
   answer_timeout:
     description:
-      - Seconds to wait for the answer once the endpoint is ready.
+      - Seconds to wait for the answer once the endpoint is ready. An endpoint that computes nothing in that time is asked once more.
     type: float
     default: 120.0
   expect_context_per_request:

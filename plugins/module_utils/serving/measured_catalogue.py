@@ -36,8 +36,8 @@ CATALOGUE = Catalogue(
         FaultKind(
             "endpoint_stalled",
             "critical",
-            "The server says that it is ready, computes nothing, and does not answer the test question in time.",
-            "http://127.0.0.1:8080: says it is ready, is idle; no answer within 120 s",
+            "The server says that it is ready, computes nothing, and does not answer the test question in time, twice.",
+            "http://127.0.0.1:8080: says it is ready, is idle; asked twice, no answer within 120 s",
         ),
         FaultKind(
             "endpoint_busy",

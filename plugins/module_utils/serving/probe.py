@@ -471,7 +471,7 @@ class Probe:
                     MEASURED.fault(
                         "endpoint_stalled",
                         self.question.root,
-                        f"says it is ready, is {what}; {limit}",
+                        f"says it is ready, is {what}; asked twice, {limit}",
                         f"Restart it: systemctl restart {self.question.unit or 'the service'}; if it comes again, see "
                         "the journal and `journalctl -k --grep NVRM`.",
                     )
@@ -493,12 +493,18 @@ class Probe:
         }
         if self.finding.model:
             content["model"] = self.finding.model
-        begun = time.monotonic()
-        reply = self._client.post("/v1/chat/completions", content, self.question.answer_timeout)
-        elapsed = time.monotonic() - begun
-        if reply.status != 200:
+        for again in (False, True):
+            begun = time.monotonic()
+            reply = self._client.post("/v1/chat/completions", content, self.question.answer_timeout)
+            elapsed = time.monotonic() - begun
+            if reply.status == 200:
+                break
             self._check_alive()
-            raise self._unanswered(reply, elapsed)
+            problem = self._unanswered(reply, elapsed)
+            # One question can get lost. A restart, which ends the requests of others, is advised after a second alone.
+            if again or problem.fault.code != "endpoint_stalled":
+                raise problem
+            self._before = self._load()
         body = reply.json()
         text, tokens, rate = _read_completion(body)
         self.finding.answer = text.strip() if text else None
@@ -506,8 +512,8 @@ class Probe:
         if rate is None and tokens and elapsed > 0:
             rate = tokens / elapsed
         self.finding.tokens_per_second = round(rate, 2) if rate is not None else None
-        problem = judge_answer(text, tokens)
-        return [problem] if problem else []
+        fault = judge_answer(text, tokens)
+        return [fault] if fault else []
 
     def _check_gpu(self) -> list[Fault]:
         """Whether the service's process holds memory on a GPU, by nvidia-smi's list of compute processes."""

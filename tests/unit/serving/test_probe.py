@@ -44,6 +44,8 @@ class Played:
     model_path: str | None = None
     metrics: list[tuple[int, int, int]] | None = None
     never_answers: bool = False
+    #: One question gets lost; the next is answered.
+    loses_first: bool = False
     released: threading.Event = field(default_factory=threading.Event)
     asked: list[dict[str, Any]] = field(default_factory=list)
     #: Paths that a key was presented to.
@@ -73,7 +75,7 @@ class Played:
             ).encode()
         if path == "/v1/chat/completions":
             self.asked.append(json.loads(body))
-            if self.never_answers:
+            if self.never_answers or (self.loses_first and len(self.asked) == 1):
                 self.released.wait(60)
             if self.completion:
                 return self.completion
@@ -282,6 +284,22 @@ def test_no_answer_in_time_is_busy_or_stalled(
     assert (codes, finding.state) == ([code], state)
     assert finding.answer is None
     assert ("5 requests wait" in text) == (metrics == [(2, 5, 100), (2, 5, 900)])
+
+
+def test_a_restart_is_advised_after_a_second_question_only() -> None:
+    """E08 orbi-build/orbi#233: health is ok, the slot is idle, and the probe fails twice."""
+    played = Played(metrics=[(0, 0, 100)], never_answers=True)
+    codes, _, text = probed(played, answer_timeout=0.2)
+    assert (codes, len(played.asked)) == (["endpoint_stalled"], 2)
+    assert "asked twice" in text
+    played = Played(metrics=[(0, 0, 100)], loses_first=True)
+    codes, finding, _ = probed(played, answer_timeout=0.5)
+    assert (codes, finding.answer, len(played.asked)) == ([], "The river runs to the sea.", 2)
+    # One that computes, or fails by itself, is asked once.
+    played = Played(metrics=[(2, 5, 100), (2, 5, 900)], never_answers=True)
+    assert (probed(played, answer_timeout=0.2)[0], len(played.asked)) == (["endpoint_busy"], 1)
+    played = Played(metrics=[(0, 0, 100)], completion=(500, {}))
+    assert (probed(played)[0], len(played.asked)) == (["completion_failed"], 1)
 
 
 def test_a_busy_server_that_answers_is_no_fault_and_says_so() -> None:
