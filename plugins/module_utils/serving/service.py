@@ -26,6 +26,8 @@ from .mapped import outdated
 
 UNIT_FOLDER = Path("/etc/systemd/system")
 JOURNAL_LINES = 25
+#: What the guard says where its unit's first start could only load a module of the kernel.
+ONCE_MORE = "starting once more"
 #: For systemctl calls that do not wait for the service.
 COMMAND_TIMEOUT = 60.0
 
@@ -287,10 +289,14 @@ class Service:
         """Start; on failure put the former unit back. Returns the fault, and whether the former one runs."""
         begun = time.time()
         self._systemctl("reset-failed", self.name, must=False)
-        done = self._run(["systemctl", "restart", self.name], self.wanted.start_timeout)
-        if done.ok:
-            return None, False
-        tail = journal_tail(self.name, begun, runner=self._run)
+        for again in (False, True):
+            done = self._run(["systemctl", "restart", self.name], self.wanted.start_timeout)
+            if done.ok:
+                return None, False
+            tail = journal_tail(self.name, begun, runner=self._run)
+            # systemd starts it anew by itself after that, but has told us that it failed.
+            if again or ONCE_MORE not in tail:
+                break
         failed = status(self.name, self._run)
         why = f"did not become ready within {self.wanted.start_timeout:.0f} s"
         if not done.timed_out and failed.result not in ("timeout", "success"):

@@ -18,8 +18,15 @@ import pytest
 from ansible_collections.volta.llm.plugins.module_utils.faults import FaultError
 from ansible_collections.volta.llm.plugins.module_utils.machine import Completed
 from ansible_collections.volta.llm.plugins.module_utils.serving.causes import cause
-from ansible_collections.volta.llm.plugins.module_utils.serving.service import Service, Wanted, journal_tail, status
+from ansible_collections.volta.llm.plugins.module_utils.serving.service import (
+    ONCE_MORE,
+    Service,
+    Wanted,
+    journal_tail,
+    status,
+)
 
+GUARD = Path(__file__).resolve().parents[3] / "roles/llama_server/files/llama-server-guard"
 OLD = "[Service]\nExecStart=/bin/old\n"
 NEW = "[Service]\nExecStart=/bin/new\n"
 BROKEN = "[Service]\nExecStart=/bin/broken\n"
@@ -46,6 +53,8 @@ class PlayedSystemd:
     read_drop_ins: list[Path] = field(default_factory=list)
     #: What the process that was stopped last ran, and the unit that systemd knew then, whose ExecStopPost it runs.
     ended: tuple[str | None, str | None] = (None, None)
+    #: The first start only loads a module of the kernel; the guard says so and ends it.
+    loads_module: bool = False
     #: Its process hangs in the driver: it outlives SIGKILL.
     stuck: bool = False
 
@@ -65,6 +74,9 @@ class PlayedSystemd:
             if "nonsense" in text:
                 return Completed(words, 1, stderr="x.service: Service has no usable ExecStart=. Refusing.")
             return Completed(words, 0)
+        if argv[0] == "journalctl" and self.loads_module:
+            self.loads_module = False
+            return Completed(words, 0, stdout=f"Starting x.service - x...\nnvidia-uvm was loaded: {ONCE_MORE}\n")
         if argv[0] == "journalctl":
             return Completed(
                 words, 0, stdout="Starting x.service - old\nold words\nStarting x.service - x\nout of memory\n"
@@ -104,7 +116,7 @@ class PlayedSystemd:
         if self.running:
             self.stop(words)
         self.failed = False
-        if self.loaded is None or "broken" in self.loaded:
+        if self.loaded is None or "broken" in self.loaded or self.loads_module:
             self.failed = True
             return Completed(words, 1, stderr="Job for x.service failed.")
         self.running = self.loaded
@@ -175,6 +187,18 @@ def test_a_change_restarts_once(serving: PlayedSystemd) -> None:
     outcome = service(serving).converge()
     assert outcome.changes == ("unit written", "restarted")
     assert (serving.running, serving.restarts, names(serving)) == (NEW, 1, ["x.service"])
+
+
+def test_a_start_that_only_loads_a_module_is_no_failure(serving: PlayedSystemd) -> None:
+    """systemd starts the unit again by itself, and says of the first start that it failed all the same."""
+    assert ONCE_MORE in GUARD.read_text(encoding="utf-8")
+    serving.loads_module = True
+    outcome = service(serving).converge()
+    assert (outcome.faults, serving.running, serving.restarts) == ((), NEW, 2)
+    serving.loads_module = True
+    outcome = service(serving, BROKEN).converge()
+    assert [fault.code for fault in outcome.faults] == ["service_start_failed"]
+    assert (outcome.rolled_back, serving.running) == (True, NEW)
 
 
 @pytest.mark.parametrize("content", [NEW, BROKEN])
