@@ -399,10 +399,19 @@ def check_tls(settings: Settings, engine: Engine, check: bool = False) -> list[F
     if missing:
         text = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not there"
         return [] if check else refuse(text, "Bring the files to the machine before this role runs.")
+    asked = []
+
+    def no_pass_phrase() -> str:
+        # Without this OpenSSL asks at the terminal, and waits.
+        asked.append(key)
+        return ""
+
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, no_pass_phrase)
     except (OSError, ValueError) as exc:
         reason = getattr(exc, "reason", None) or exc.strerror if isinstance(exc, OSError) else str(exc)
+        if asked:
+            reason = "the key has a pass phrase, which nobody is there to type"
         return refuse(
             f"{certificate} and {key} cannot be used together ({reason})",
             "Give a certificate (with its chain) and its own key as PEM, the key without a pass phrase.",

@@ -6,9 +6,12 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import socket
 import subprocess
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -480,6 +483,51 @@ def test_tls_that_cannot_work(
     (fault,) = prepared(engine, model, gpus, tls={key: f"{certificates}/{name}" for key, name in tls.items()}).faults
     assert fault.code == "tls_unusable"
     assert message in fault.message
+
+
+def test_a_key_with_a_pass_phrase_is_refused_and_nobody_asked(
+    engine: Path, model: Path, gpus: Machine, certificates: Path, tmp_path: Path
+) -> None:
+    """With a terminal (ansible on the machine itself, ssh -tt) OpenSSL would ask there, and the run would hang."""
+    locked = tmp_path / "locked.key"
+    words = [
+        "openssl",
+        "pkcs8",
+        "-topk8",
+        "-in",
+        f"{certificates}/a.key",
+        "-out",
+        str(locked),
+        "-passout",
+        "pass:hello",
+    ]
+    subprocess.run(words, check=True, capture_output=True)
+    code = (
+        "import fcntl, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); "
+        "from ansible_collections.volta.llm.plugins.module_utils.serving.preparation import *; "
+        "settings = Settings('/m.gguf', tls={'certificate': sys.argv[1], 'key': sys.argv[2]}); "
+        "print(*(fault.message for fault in check_tls(settings, Engine(missing=True))))"
+    )
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, f"{certificates}/a.pem", str(locked)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    os.close(theirs)
+    said = b""
+    with suppress(OSError):
+        # Linux ends the reading with EIO when nobody has the terminal open any more.
+        while b"pass phrase" not in said and (part := os.read(ours, 1000)):
+            said += part
+    os.close(ours)
+    process.kill()
+    process.wait()
+    assert b"the key has a pass phrase" in said
+    assert b"Enter PEM" not in said
 
 
 def test_an_engine_that_was_built_without_tls(engine: Path, model: Path, gpus: Machine, certificates: Path) -> None:
