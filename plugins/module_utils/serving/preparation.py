@@ -40,6 +40,8 @@ WITHOUT_TLS = b"built without SSL support"
 
 #: Of each server's results what its settings say, which the caller of a single one knows.
 GIVEN = ("name", "instance", "host", "port", "backend", "parallel", "api_key_file", "context_wanted")
+#: Seconds; a model that takes longer than a day does not load.
+SHORTEST_LOAD, LONGEST_LOAD = 1, 86400
 ENGINE_REMEDY = "Build it again with role llama_cpp."
 
 Runner = Callable[[Sequence[str], float], Completed]
@@ -147,6 +149,10 @@ def prepare(
     )
     account_exists, account_faults = check_account(options.user)
     faults += account_faults
+    if options.load_timeout and not SHORTEST_LOAD <= options.load_timeout <= LONGEST_LOAD:
+        message = f"{options.load_timeout} is out of range"
+        remedy = f"Write seconds, {SHORTEST_LOAD} to {LONGEST_LOAD}, or 0 to take it from the model's size."
+        faults.append(CATALOGUE.fault("setting_invalid", "load_timeout", message, remedy))
     planned: list[tuple[Server, Plan]] = []
     results: list[dict[str, Any]] = []
     for server in wanted:

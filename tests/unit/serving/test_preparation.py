@@ -623,3 +623,14 @@ def test_files_behind_links_and_of_further_arguments_are_readable(tmp_path: Path
         "/root/t.jinja",
         "/mnt/p.gguf",
     ]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "wrong"), [(0, []), (1, []), (86400, []), (-1, ["setting_invalid"]), (86401, ["setting_invalid"])]
+)
+def test_a_time_to_load_that_systemd_would_not_keep(
+    engine: Path, model: Path, gpus: Machine, seconds: int, wrong: list[str]
+) -> None:
+    settings = Settings(model=str(model), binary=str(engine), backend="cpu", port=free_port())
+    found = prepare(settings, UnitOptions(load_timeout=seconds, allow_unverified_model=True), gpus)
+    assert codes(found) == wrong
