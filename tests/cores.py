@@ -75,9 +75,8 @@ def main(version: str) -> int:
         documented(f"volta.llm.{name}", "filter", env)
     for role in sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir()):
         documented(f"volta.llm.{role}", "role", env)
-    print(
-        f"{len(playbooks)} playbooks, {len(modules)} modules, {len(filters)} filters and all roles are read by this core"
-    )
+    counted = f"{len(playbooks)} playbooks, {len(modules)} modules, {len(filters)} filters"
+    print(f"{counted} and all roles are read by this core")
     return 0
 
 
