@@ -21,15 +21,14 @@ from .gguf.plan import FAULTS
 from .gguf.planning import Answer, Gpu
 from .gguf.reader import Header
 from .machine import Machine
-from .serving.arguments import SPLIT_MODES, Settings, Surroundings
+from .serving.arguments import SPLIT_MODES, Settings, Surroundings, release
 from .serving.arguments import plan as plan_server
+from .serving.memory import plan_settings
 from .serving.preparation import inspect_gpus
 from .transfer.sources import HUGGINGFACE, Source, source_of
 
 #: Seconds for an answer of a place that may have the model; the next place is asked then.
 ANSWER_LIMIT = 10.0
-#: The engine's own micro-batch.
-UBATCH = 512
 #: Settings without which memory cannot be planned when they are wrong.
 NEEDED = ("parallel", "context_per_request", "ubatch", "cache_type_k", "cache_type_v", "backend")
 NO_GPUS = "Write the GPUs, as in plan_gpus: 4 x V100-SXM2-32GB."
@@ -110,7 +109,7 @@ def consider(request: Request, machine: Machine, timeout: float = 30.0) -> Verdi
         # Where no server is set up yet its model has no place either.
         replace(server, model=server.model or "/model.gguf"),
         Surroundings(
-            engine_version=_release(request.engine),
+            engine_version=request.engine,
             architecture=architecture,
             model_context=_context(found.header),
             gpu_bus_ids=cards.bus_ids if cuda else (),
@@ -297,7 +296,7 @@ def _combination(
                 "gpu": product,
                 "gpu_count": gpu_count or None if cuda else None,
                 "cuda": request.cuda if cuda else None,
-                "llama_cpp": _release(request.engine) or request.engine,
+                "llama_cpp": release(request.engine) or request.engine,
                 "architecture": architecture,
                 "split_mode": mode if cuda and server.split_mode in SPLIT_MODES else None,
                 # auto is never refused, and would only lengthen what is shown.
@@ -312,19 +311,8 @@ def _combination(
 
 def _memory(request: Request, found: Found, gpus: Sequence[Gpu], split_wrong: bool) -> Answer:
     assert found.header is not None
-    server = request.server
-    parameters = {
-        "context_per_request": server.context_per_request,
-        "parallel": server.parallel,
-        "cache_type_k": server.cache_type_k,
-        "cache_type_v": server.cache_type_v,
-        "ubatch": server.ubatch or UBATCH,
-        "split_mode": server.split_mode if server.split_mode in ("none", "tensor") else "layer",
-        "tensor_split": [] if split_wrong or not server.tensor_split else list(server.tensor_split),
-        "kv_unified": False,
-        "overhead_mib": request.overhead_mib,
-    }
-    return planning.answer(found.name, found.header, planning.settings_of(parameters, gpus))
+    server = replace(request.server, tensor_split=()) if split_wrong else request.server
+    return planning.answer(found.name, found.header, plan_settings(server, gpus, request.overhead_mib))
 
 
 def _unplanned(found: Found, cards: Cards, wrong: set[str], cuda: bool) -> str:
@@ -345,12 +333,6 @@ def _unplanned(found: Found, cards: Cards, wrong: set[str], cuda: bool) -> str:
 def _context(header: Header | None) -> int | None:
     value = header.get(f"{header.architecture}.context_length") if header else None
     return value if isinstance(value, int) else None
-
-
-def _release(version: str) -> str | None:
-    """0.5.0 of 0.5.0-dev, which is how the table counts; null for anything else."""
-    found = re.match(r"\d+\.\d+(\.\d+)?", version)
-    return found.group(0) if found else None
 
 
 def _loaded_driver(machine: Machine) -> str:

@@ -59,25 +59,22 @@ def detected_gpus(machine: Machine, nvidia_smi: str = "nvidia-smi") -> list[Gpu]
     if answer.missing or answer.timed_out or not answer.ok:
         how = "is missing" if answer.missing else "did not answer" if answer.timed_out else "failed"
         raise _no_gpus(f"no GPU is given and nvidia-smi {how}", "Install the driver first, or give gpus or gpus_mib.")
-    found = []
-    for line in answer.stdout.splitlines():
-        cells = [cell.strip() for cell in line.split(",")]
-        if len(cells) < 2 or not re.fullmatch(r"\d+(\.\d+)?", cells[1]):
-            continue
-        capability = re.fullmatch(r"(\d+)\.(\d+)", cells[2]) if len(cells) > 2 else None
-        known = find_gpu(cells[0])
-        found.append(
-            Gpu(
-                cells[0],
-                float(cells[1]),
-                (int(capability[1]), int(capability[2]))
-                if capability
-                else (known.compute_capability if known else (7, 0)),
-            )
-        )
+    rows = [[cell.strip() for cell in line.split(",")] for line in answer.stdout.splitlines()]
+    shown = [shown_gpu(*row[:3]) for row in rows if len(row) > 1]
+    found = [gpu for gpu in shown if gpu is not None]
     if not found:
         raise _no_gpus("no GPU is given and nvidia-smi names none", "Give gpus or gpus_mib.")
     return found
+
+
+def shown_gpu(product: str, memory_mib: str, compute_capability: str = "") -> Gpu | None:
+    """A GPU by nvidia-smi's name, memory.total and compute_cap, which old drivers lack; null where it has no memory."""
+    if not re.fullmatch(r"\d+(\.\d+)?", memory_mib):
+        return None
+    told = re.fullmatch(r"(\d+)\.(\d+)", compute_capability)
+    known = find_gpu(product)
+    default = known.compute_capability if known else (7, 0)
+    return Gpu(product, float(memory_mib), (int(told[1]), int(told[2])) if told else default)
 
 
 @dataclass

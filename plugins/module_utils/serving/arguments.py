@@ -18,6 +18,7 @@ from typing import Any
 
 from ..compat import judge
 from ..faults import Fault
+from ..nvidia.values import bus_id
 from .catalogue import CATALOGUE
 from .keys import USABLE
 from .model_file import stem
@@ -80,8 +81,8 @@ MANAGED_ENVIRONMENT = {
 }
 #: Every option of the engine can be given under such a name as well, unseen by what judges arguments.
 OPTION_VARIABLE = "LLAMA_ARG_"
-#: Where a unit has its own copy of certificate and key, in memory. LoadCredential= would do the same, but on kernels
-#: without ACLs on tmpfs it leaves them unreadable to the unit's user (seen with systemd 252).
+#: Where a unit has its own copy of certificate and key, in memory. LoadCredential= would do the same, but was
+#: seen to leave them unreadable to the unit's user (systemd 252: permission denied; why was not found out).
 COPIES = "/run/{unit}/{name}"
 #: Options that older releases had and guides still name.
 REPLACED = dict.fromkeys(("--mmap", "--no-mmap", "--mlock", "--direct-io", "-dio"), "--load-mode")
@@ -403,20 +404,13 @@ def _gpu_unknown(message: str, known: list[str]) -> Fault:
     )
 
 
-def bus_id(text: str) -> str:
-    """One form for 1a:00.0, 0000:1a:00.0 and 00000000:1A:00.0."""
-    parts = text.lower().split(":")
-    domain = parts[0] if len(parts) == 3 else "0"
-    return f"{int(domain, 16):x}:{parts[-2]}:{parts[-1]}"
-
-
 def _compatible(
     settings: Settings, around: Surroundings, mode: str | None, gpu_count: int | None
 ) -> tuple[list[Fault], list[str]]:
     """Ask the compatibility table. An explicit row or tensor is judged on any backend: it never works on a CPU."""
     explicit = settings.split_mode if settings.split_mode in ("row", "tensor") else None
     attention = settings.flash_attention if settings.flash_attention in FLASH_ATTENTION else None
-    engine = _release(around.engine_version)
+    engine = release(around.engine_version)
     verdict = judge(
         {
             "split_mode": mode or explicit,
@@ -445,7 +439,8 @@ def _compatible(
     return list(dict.fromkeys(faults)), list(dict.fromkeys(notes))
 
 
-def _release(version: str | None) -> str | None:
+def release(version: str | None) -> str | None:
+    """0.5.0 of 0.5.0-dev, which is how the compatibility table counts; null for anything else."""
     found = re.match(r"\d+\.\d+(\.\d+)?", version or "")
     return found.group(0) if found else None
 

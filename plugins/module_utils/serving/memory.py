@@ -16,15 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..compat import find_gpu
 from ..faults import Fault, FaultError
 from ..gguf import planning
 from ..gguf.plan import FAULTS as PLAN
 from ..gguf.plan import GpuPlan, read_facts
+from ..gguf.plan import Settings as PlanSettings
 from ..gguf.reader import Header
 from ..machine import Completed, Machine
+from ..nvidia.inventory import driver_gpus
+from ..nvidia.values import bus_id
 from . import calibration
-from .arguments import Plan, Settings, bus_id
+from .arguments import Plan, Settings
 from .catalogue import CATALOGUE
 from .listener import unit_of
 
@@ -39,14 +41,11 @@ FIT_SECONDS = 300.0
 
 
 @dataclass(frozen=True)
-class Card:
+class Card(planning.Gpu):
     """One GPU as nvidia-smi shows it. ``memory_mib`` is the whole memory: what runs there now is to be replaced."""
 
     bus_id: str
     uuid: str
-    product: str
-    memory_mib: float
-    compute_capability: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -64,22 +63,11 @@ def cards_of(machine: Machine, nvidia_smi: str = "nvidia-smi") -> list[Card]:
     fields = "pci.bus_id,uuid,name,memory.total,compute_cap"
     done = machine.run([nvidia_smi, f"--query-gpu={fields}", "--format=csv,noheader,nounits"])
     found = []
-    for row in _rows(done, 5):
-        if not re.fullmatch(r"\d+(\.\d+)?", row[3]):
-            continue
-        capability = re.fullmatch(r"(\d+)\.(\d+)", row[4])
-        known = find_gpu(row[2])
-        default = known.compute_capability if known else (7, 0)
-        found.append(
-            Card(
-                row[0],
-                row[1],
-                row[2],
-                float(row[3]),
-                (int(capability[1]), int(capability[2])) if capability else default,
-            )
-        )
-    return sorted(found, key=lambda card: _order(card.bus_id))
+    for bus, uuid, *shown in _rows(done, 5):
+        gpu = planning.shown_gpu(*shown)
+        if gpu is not None:
+            found.append(Card(gpu.product, gpu.memory_mib, gpu.compute_capability, bus, uuid))
+    return sorted(found, key=lambda card: bus_id(card.bus_id) or "")
 
 
 def holders_of(machine: Machine, nvidia_smi: str = "nvidia-smi") -> list[Holder]:
@@ -103,10 +91,6 @@ def _rows(done: Completed, columns: int) -> list[list[str]]:
         return []
     rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
     return [row for row in rows if len(row) == columns]
-
-
-def _order(text: str) -> tuple[int, ...]:
-    return tuple(int(part, 16) for part in re.split(r"[:.]", bus_id(text)))
 
 
 def chosen(cards: Sequence[Card], used: Sequence[str] | None) -> list[Card]:
@@ -154,33 +138,22 @@ def count(
     computed: Plan,
     header: Header,
     cards: Sequence[Card],
-    here: str | None,
+    programs: str | None,
     runner: Runner,
     short: Mapping[str, float] | None = None,
 ) -> Counted:
     """Plan for ``cards``. Faults when it does not fit.
 
-    ``here`` is the folder of the engine's programs; null where the engine is not to be asked. ``short``: by UUID, MiB
-    that servers on this machine held beyond what was counted (see calibration); they have to fit as well.
+    ``programs`` is the folder of the engine's programs; null where the engine is not to be asked. ``short``: by UUID,
+    MiB that servers on this machine held beyond what was counted (see calibration); they have to fit as well.
     """
-    gpus = [planning.Gpu(card.product, card.memory_mib, card.compute_capability) for card in cards]
-    wanted = {
-        "context_per_request": settings.context_per_request,
-        "parallel": settings.parallel,
-        "cache_type_k": settings.cache_type_k,
-        "cache_type_v": settings.cache_type_v,
-        "ubatch": settings.ubatch or UBATCH,
-        "split_mode": computed.split_mode or "layer",
-        "tensor_split": settings.tensor_split or (),
-        "kv_unified": False,
-    }
     try:
-        answer = planning.answer(settings.model, header, planning.settings_of(wanted, gpus))
+        answer = planning.answer(settings.model, header, plan_settings(settings, cards))
     except FaultError as exc:
         return Counted([], [exc.fault], [])
     faults = [answer.fault] if answer.fault else []
     notes = list(answer.plan.notes)
-    engine, why = ask_engine(settings, computed, here, runner) if here is not None else ({}, "")
+    engine, why = ask_engine(settings, computed, programs, runner) if programs is not None else ({}, "")
     if why:
         notes.append(why)
     placed = [gpu for gpu in answer.plan.per_gpu if gpu.layers]
@@ -191,7 +164,7 @@ def count(
     for gpu, card in zip(answer.plan.per_gpu, cards, strict=True):
         theirs = engine.get(gpu.index)
         if theirs is not None and gpu.index == output:
-            theirs = theirs._replace_compute(excess)
+            theirs = theirs.with_less_compute(excess)
         said = theirs.total + gpu.overhead_mib if theirs is not None else None
         counted = max(gpu.total_mib, said or 0.0)
         more = (short or {}).get(card.uuid, 0.0)
@@ -218,6 +191,25 @@ def count(
                 )
             )
     return Counted(per_gpu, faults, notes)
+
+
+def plan_settings(settings: Settings, gpus: Sequence[planning.Gpu], overhead_mib: float | None = None) -> PlanSettings:
+    """What a server's settings are for the memory plan. ``overhead_mib`` null takes the plan's own figure."""
+    return planning.settings_of(
+        {
+            "context_per_request": settings.context_per_request,
+            "parallel": settings.parallel,
+            "cache_type_k": settings.cache_type_k,
+            "cache_type_v": settings.cache_type_v,
+            "ubatch": settings.ubatch or UBATCH,
+            # What else can be written is the same as layer, or refused.
+            "split_mode": settings.split_mode if settings.split_mode in ("none", "tensor") else "layer",
+            "tensor_split": settings.tensor_split,
+            "kv_unified": False,
+            "overhead_mib": overhead_mib,
+        },
+        gpus,
+    )
 
 
 def _entry(gpu: GpuPlan, card: Card, said: float | None, counted: float, more: float) -> dict[str, Any]:
@@ -248,13 +240,13 @@ class Buffers:
     def total(self) -> float:
         return self.model + self.context + self.compute
 
-    def _replace_compute(self, excess: float) -> Buffers:
+    def with_less_compute(self, excess: float) -> Buffers:
         return Buffers(self.model, self.context, max(0.0, self.compute - excess))
 
 
-def ask_engine(settings: Settings, computed: Plan, here: str, runner: Runner) -> tuple[dict[int, Buffers], str]:
+def ask_engine(settings: Settings, computed: Plan, programs: str, runner: Runner) -> tuple[dict[int, Buffers], str]:
     """What llama-fit-params counts, by device number; and why it counted nothing, in words, where it did not."""
-    program = Path(here) / "llama-fit-params"
+    program = Path(programs) / "llama-fit-params"
     if not program.is_file():
         return {}, "llama-fit-params is not installed: the memory is what the plan alone says"
     argv = [
@@ -284,10 +276,4 @@ def read_fit(text: str) -> dict[int, Buffers]:
 
 def uuids_of(machine: Machine) -> Mapping[str, str]:
     """UUIDs by bus id, from the loaded driver; without it there are none."""
-    found = {}
-    for name in machine.listdir("/proc/driver/nvidia/gpus"):
-        text = machine.read(f"/proc/driver/nvidia/gpus/{name}/information") or ""
-        uuid = re.search(r"(?m)^GPU UUID:\s*(GPU-[0-9a-fA-F-]{8,})\s*$", text)
-        if uuid:
-            found[name] = uuid[1]
-    return found
+    return {card["bus_id"]: card["uuid"] for card in driver_gpus(machine) if card["bus_id"] and card["uuid"]}
