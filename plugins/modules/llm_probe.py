@@ -262,7 +262,6 @@ from ansible_collections.volta.llm.plugins.module_utils.results import finish
 from ansible_collections.volta.llm.plugins.module_utils.serving import calibration
 from ansible_collections.volta.llm.plugins.module_utils.serving.catalogue import CATALOGUE
 from ansible_collections.volta.llm.plugins.module_utils.serving.keys import USABLE, first_key
-from ansible_collections.volta.llm.plugins.module_utils.serving.measured_catalogue import CATALOGUE as MEASURED
 from ansible_collections.volta.llm.plugins.module_utils.serving.probe import Probe, Question, own_address
 
 #: What means "not there yet" and is therefore no fault in check mode.
@@ -281,7 +280,7 @@ def keep(path: str, probe: Probe, check: bool) -> tuple[bool, list[Fault]]:
         return calibration.keep(Path(path), question.unit or question.root, settings, probe.held, check), []
     except OSError as exc:
         remedy = "Make the folder writable for root; the server itself is not concerned."
-        return False, [MEASURED.fault("calibration_not_kept", path, exc.strerror or str(exc), remedy)]
+        return False, [CATALOGUE.fault("calibration_not_kept", path, exc.strerror or str(exc), remedy)]
 
 
 def main() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..faults import Fault
 from ..files import replace_file
-from .measured_catalogue import CATALOGUE
+from .catalogue import CATALOGUE
 
 FILE = "/var/lib/volta-llm/calibration.json"
 VERSION = 1

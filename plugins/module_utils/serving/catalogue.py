@@ -138,6 +138,18 @@ CATALOGUE = Catalogue(
             "systemctl could not do what it was asked for.",
             "llama-server.service: systemctl enable: exit status 1",
         ),
+        FaultKind(
+            "unit_changed",
+            "warning",
+            "The unit's file was changed since systemd read it.",
+            "llama-server.service: its file was changed since systemd read it; the server runs with the former one",
+        ),
+        FaultKind(
+            "service_not_enabled",
+            "warning",
+            "The server would not be started at boot.",
+            "llama-server.service: it would not come back after a boot",
+        ),
         # The endpoint.
         FaultKind(
             "service_not_running",
@@ -170,6 +182,18 @@ CATALOGUE = Catalogue(
             "http://127.0.0.1:8080: /health answers 404, this is not llama-server",
         ),
         FaultKind(
+            "endpoint_stalled",
+            "critical",
+            "The server says that it is ready, computes nothing, and does not answer the test question in time, twice.",
+            "http://127.0.0.1:8080: says it is ready, is idle; asked twice, no answer within 120 s",
+        ),
+        FaultKind(
+            "endpoint_busy",
+            "warning",
+            "Every slot of the server works on other requests, so that the test question was not answered in time.",
+            "http://127.0.0.1:8080: 2 of 2 slots at work, 5 requests wait; no answer within 120 s",
+        ),
+        FaultKind(
             "foreign_listener",
             "critical",
             "The process that listens on the port is not the service's.",
@@ -198,6 +222,12 @@ CATALOGUE = Catalogue(
             "critical",
             "The server still works with a model file that was replaced on the disk since it was loaded.",
             "/srv/models/m-00002-of-00002.gguf: pid 900 has the former file loaded",
+        ),
+        FaultKind(
+            "option_ignored",
+            "error",
+            "The server says at its start that an option it was given has no effect.",
+            "llama-server.service: no usable GPU found, --gpu-layers option will be ignored",
         ),
         FaultKind(
             "context_short",
@@ -234,6 +264,37 @@ CATALOGUE = Catalogue(
             "warning",
             "Whether the server runs on the GPUs could not be found out.",
             "nvidia-smi: not found in PATH",
+        ),
+        FaultKind(
+            "gpu_memory_missing",
+            "critical",
+            "The server holds less than half of what was counted for a GPU: part of the model lies elsewhere.",
+            "0000:1c:00.0: 529 MiB held, 20112 counted",
+        ),
+        FaultKind(
+            "gpu_memory_deviates",
+            "warning",
+            "The server holds clearly more or less memory of a GPU than was counted before its start.",
+            "0000:1a:00.0: 21300 MiB held, 20112 counted (+1188)",
+        ),
+        FaultKind(
+            "calibration_not_kept",
+            "warning",
+            "What was measured of a server's memory could not be written down for the next plan.",
+            "/var/lib/volta-llm/calibration.json: Read-only file system",
+        ),
+        # The machine as a whole.
+        FaultKind(
+            "nothing_served",
+            "critical",
+            "The machine has no unit of the server.",
+            "llama-server.service: there is no such unit on this machine, and no instance of it",
+        ),
+        FaultKind(
+            "check_failed",
+            "critical",
+            "A check of the verification broke, so that what it looks at is not known.",
+            "verification: MODULE FAILURE",
         ),
     ],
 )

@@ -30,7 +30,6 @@ from . import calibration, ignored
 from .catalogue import CATALOGUE
 from .listener import listeners
 from .mapped import outdated
-from .measured_catalogue import CATALOGUE as MEASURED
 from .service import Runner, Status, journal_tail, status
 
 PROMPT = "Reply with one short sentence."
@@ -420,7 +419,7 @@ class Probe:
             return []
         self._said = ignored.start_lines(unit, self.finding.pid, self._started, self._run)
         return [
-            MEASURED.fault(
+            CATALOGUE.fault(
                 "option_ignored",
                 unit,
                 line,
@@ -457,7 +456,7 @@ class Probe:
                 self.finding.state = "busy"
                 slots = f"{now.processing} of {self.finding.parallel or '?'} slots at work, {now.waiting or 0} requests"
                 return FaultError(
-                    MEASURED.fault(
+                    CATALOGUE.fault(
                         "endpoint_busy",
                         self.question.root,
                         f"{slots} wait; {limit}, so nothing is proved of its answers",
@@ -468,7 +467,7 @@ class Probe:
             if now.processing is not None and (now.processing == 0 or now.decodes == self._before.decodes):
                 what = "idle" if now.processing == 0 else f"at work on {now.processing} requests without getting on"
                 return FaultError(
-                    MEASURED.fault(
+                    CATALOGUE.fault(
                         "endpoint_stalled",
                         self.question.root,
                         f"says it is ready, is {what}; asked twice, {limit}",

@@ -11,8 +11,7 @@ from typing import Any
 from ..faults import Fault, by_severity, is_fatal
 from ..nvidia import driver as _driver_faults  # noqa: F401
 from ..nvidia import gpu_faults as _gpu_faults  # noqa: F401
-from . import catalogue as _serving_faults  # noqa: F401
-from .measured_catalogue import CATALOGUE
+from .catalogue import CATALOGUE
 
 
 def faults_of(results: Iterable[Any]) -> list[Fault]:

@@ -22,7 +22,6 @@ from .arguments import reachable_host
 from .catalogue import CATALOGUE
 from .dropins import overridden
 from .mapped import all_shards
-from .measured_catalogue import CATALOGUE as MEASURED
 from .model_file import unverified
 from .service import COMMAND_TIMEOUT, UNIT_FOLDER
 
@@ -64,7 +63,7 @@ def look(
 
 def missing(base: str) -> Fault:
     """For a machine that serves nothing."""
-    return MEASURED.fault(
+    return CATALOGUE.fault(
         "nothing_served",
         f"{base}.service",
         "there is no such unit on this machine, and no instance of it",
@@ -140,7 +139,7 @@ def _judge(path: Path, text: str, server: dict[str, Any], shown: dict[str, str])
         )
     if not server["at_boot"]:
         faults.append(
-            MEASURED.fault(
+            CATALOGUE.fault(
                 "service_not_enabled",
                 path.name,
                 "it would not come back after a boot",
@@ -149,7 +148,7 @@ def _judge(path: Path, text: str, server: dict[str, Any], shown: dict[str, str])
         )
     if shown.get("NeedDaemonReload") == "yes":
         faults.append(
-            MEASURED.fault(
+            CATALOGUE.fault(
                 "unit_changed",
                 path.name,
                 "its file was changed since systemd read it; the server runs with the former one",

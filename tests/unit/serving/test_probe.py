@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from ansible_collections.volta.llm.plugins.module_utils.machine import Completed, Machine
 from ansible_collections.volta.llm.plugins.module_utils.serving import ignored
-from ansible_collections.volta.llm.plugins.module_utils.serving.measured_catalogue import CATALOGUE as MEASURED
+from ansible_collections.volta.llm.plugins.module_utils.serving.catalogue import CATALOGUE
 from ansible_collections.volta.llm.plugins.module_utils.serving.probe import Finding, Probe, Question, judge_answer
 from hypothesis import given
 from hypothesis import strategies as st
@@ -310,7 +310,7 @@ def test_a_busy_server_that_answers_is_no_fault_and_says_so() -> None:
 
 def test_busy_is_reported_and_fails_nothing_stalled_fails() -> None:
     """A run on a machine in full use must not fail for it, and must not pass one that hangs."""
-    kinds = MEASURED.kinds
+    kinds = CATALOGUE.kinds
     assert kinds["endpoint_busy"].severity == "warning"
     assert kinds["endpoint_stalled"].severity == "critical"
 
