@@ -17,7 +17,7 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,6 +54,10 @@ class Completed:
             return "did not end in time"
         lines = [line.strip() for line in (self.stderr.strip() or self.stdout).splitlines() if line.strip()]
         return "; ".join(lines[-3:])[:300] or f"exit status {self.rc}"
+
+
+#: Runs a program with a time limit in seconds, as `run` does; tests pass their own.
+Runner = Callable[[Sequence[str], float], Completed]
 
 
 class Machine:

@@ -104,7 +104,11 @@ def keep(path: Path, server: str, settings: Mapping[str, Any], found: Sequence[H
     servers: dict[str, Any] = content["servers"]
     known = servers.get(server)
     gpus = [gpu.as_dict() for gpu in found]
-    if isinstance(known, dict) and known.get("settings") == dict(settings) and _alike(known.get("gpus"), found):
+    if (
+        isinstance(known, dict)
+        and known.get("settings") == dict(settings)
+        and _alike(kept_gpus(content, server), found)
+    ):
         return False
     if not check:
         when = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
@@ -123,11 +127,19 @@ def read(path: Path) -> dict[str, Any]:
     return {"version": VERSION, "servers": {}}
 
 
+def kept_gpus(content: Mapping[str, Any], server: str) -> list[dict[str, Any]]:
+    """The GPUs that the file's ``content`` has of a server; what has another form is passed over."""
+    known = content["servers"].get(server)
+    gpus = known.get("gpus") if isinstance(known, dict) else None
+    return [gpu for gpu in gpus if isinstance(gpu, dict) and gpu.get("uuid")] if isinstance(gpus, list) else []
+
+
 def shortfall(path: Path) -> dict[str, float]:
     """By GPU UUID, the most MiB that a server on this machine held beyond what was counted; only where it did."""
     short: dict[str, float] = {}
-    for server in read(path)["servers"].values():
-        for gpu in server.get("gpus") or [] if isinstance(server, dict) else []:
+    content = read(path)
+    for server in content["servers"]:
+        for gpu in kept_gpus(content, server):
             with contextlib.suppress(KeyError, TypeError, ValueError):
                 more = float(gpu["deviation_mib"])
                 if more > 0:
@@ -135,8 +147,8 @@ def shortfall(path: Path) -> dict[str, float]:
     return short
 
 
-def _alike(known: Any, found: Sequence[Held]) -> bool:
-    by_uuid = {gpu.get("uuid"): gpu for gpu in known if isinstance(gpu, dict)} if isinstance(known, list) else {}
+def _alike(known: Sequence[Mapping[str, Any]], found: Sequence[Held]) -> bool:
+    by_uuid = {gpu["uuid"]: gpu for gpu in known}
     if set(by_uuid) != {gpu.uuid for gpu in found}:
         return False
     return all(

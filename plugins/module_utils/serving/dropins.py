@@ -24,6 +24,14 @@ _DECISIVE = re.compile(
 _ADDED = re.compile(r"After|Before|Wants|Requires|BindsTo|PartOf|Documentation|WantedBy|RequiresMountsFor")
 
 
+def drop_ins(unit: Path, read: Iterable[str]) -> list[str]:
+    """The drop-ins of the unit file ``unit``: those that systemd has ``read``, and those of its own folder.
+
+    One that was put there since is in force from the next reload or boot on.
+    """
+    return list(dict.fromkeys([*read, *sorted(map(str, (unit.parent / f"{unit.name}.d").glob("*.conf")))]))
+
+
 def overridden(name: str, content: str, paths: Iterable[str]) -> list[Fault]:
     """A fault for each of the files ``paths`` that changes what the unit file's text ``content`` says."""
     ours = set(_assignments(content))

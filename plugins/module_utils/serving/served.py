@@ -10,22 +10,20 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..faults import Fault, in_variables
-from ..machine import Completed, run
+from ..machine import Runner, run
 from . import calibration
 from .arguments import reachable_host
 from .catalogue import CATALOGUE
-from .dropins import overridden
+from .dropins import drop_ins, overridden
 from .mapped import all_shards
 from .model_file import unverified
 from .service import COMMAND_TIMEOUT, UNIT_FOLDER
-
-Runner = Callable[[Sequence[str], float], Completed]
 
 #: Options of the server that are read here, by the names they have had.
 _OPTIONS = {
@@ -99,8 +97,8 @@ def _look(path: Path, runner: Runner, calibrated: Path) -> Served:
         # What it held of each card when it was first proved stands for what was counted.
         "memory": [
             {**gpu, "counted_mib": gpu["measured_mib"]}
-            for gpu in calibration.read(calibrated)["servers"].get(path.name, {}).get("gpus", [])
-            if isinstance(gpu, dict) and gpu.get("measured_mib") is not None
+            for gpu in calibration.kept_gpus(calibration.read(calibrated), path.name)
+            if gpu.get("measured_mib") is not None
         ],
         "state": f"{shown.get('ActiveState', 'unknown')} ({shown.get('SubState', 'unknown')})",
         "since": shown.get("ActiveEnterTimestamp") or None,
@@ -155,8 +153,7 @@ def _judge(path: Path, text: str, server: dict[str, Any], shown: dict[str, str])
                 "Run playbooks/serve.yml, which restarts it with what the settings say.",
             )
         )
-    beside = sorted(map(str, (path.parent / f"{path.name}.d").glob("*.conf")))
-    return faults + overridden(path.name, text, dict.fromkeys([*shown.get("DropInPaths", "").split(), *beside]))
+    return faults + overridden(path.name, text, drop_ins(path, shown.get("DropInPaths", "").split()))
 
 
 def words_of(command: str) -> list[str]:

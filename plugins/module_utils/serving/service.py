@@ -12,16 +12,16 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..faults import Fault, FaultError
 from ..files import replace_file
-from ..machine import Completed, run
+from ..machine import Completed, Runner, run
 from .catalogue import CATALOGUE
 from .causes import cause
-from .dropins import overridden
+from .dropins import drop_ins, overridden
 from .mapped import outdated
 
 UNIT_FOLDER = Path("/etc/systemd/system")
@@ -30,8 +30,6 @@ JOURNAL_LINES = 25
 ONCE_MORE = "starting once more"
 #: For systemctl calls that do not wait for the service.
 COMMAND_TIMEOUT = 60.0
-
-Runner = Callable[[Sequence[str], float], Completed]
 
 
 @dataclass(frozen=True)
@@ -241,9 +239,7 @@ class Service:
         """What other files make of the unit; of no matter for a service that shall not run."""
         if not self.wanted.started:
             return ()
-        # systemd names those it has read; one that was put there since is in force from the next reload or boot on.
-        beside = sorted(map(str, (self.path.parent / f"{self.name}.d").glob("*.conf")))
-        return tuple(overridden(self.name, self.wanted.content, dict.fromkeys([*now.drop_ins, *beside])))
+        return tuple(overridden(self.name, self.wanted.content, drop_ins(self.path, now.drop_ins)))
 
     def _stale(self, now: Status) -> tuple[str, ...]:
         """Why the running process is not what it would be if started now: it began before a file was written that it

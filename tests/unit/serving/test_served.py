@@ -192,6 +192,15 @@ def test_what_it_held_at_its_proof_stands_for_what_was_counted(ground: Ground) -
     assert [gpu["counted_mib"] for gpu in server["memory"]] == [20300.0]  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("kept", [3, None, {}, {"gpus": None}, {"gpus": [3, {"measured_mib": 20300.0}]}])
+def test_a_calibration_that_says_nothing_of_the_server(ground: Ground, kept: object) -> None:
+    ground.write()
+    ground.calibrated.write_text(json.dumps({"version": 1, "servers": {"llama-server.service": kept}}))
+    [server], codes, _ = ground.look()
+    assert server["memory"] == []  # type: ignore[index]
+    assert codes == []
+
+
 @given(st.lists(st.text(st.characters(min_codepoint=32, max_codepoint=0x2FFF, exclude_characters="\x7f"), min_size=1)))
 def test_the_words_of_a_command_are_read_as_they_were_written(words: list[str]) -> None:
     from ansible_collections.volta.llm.plugins.module_utils.serving.unit import quote
