@@ -14,14 +14,13 @@ import ipaddress
 import re
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from ..faults import Fault
-from ..machine import Completed
+from ..machine import Runner
 from .catalogue import CATALOGUE
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-Runner = Callable[[Sequence[str], float], Completed]
 
 FILTERS = ("auto", "systemd", "nftables")
 NFT = "/usr/sbin/nft"

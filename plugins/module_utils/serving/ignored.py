@@ -10,11 +10,9 @@ joined with a grammar, are none of them.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from ..machine import Completed
-
-Runner = Callable[[Sequence[str], float], Completed]
+from ..machine import Runner
 
 SECONDS = 60.0
 #: Lines to read where journalctl cannot search.

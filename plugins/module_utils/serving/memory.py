@@ -11,7 +11,7 @@ either; that is the plan's `overhead`.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,13 @@ from ..gguf.plan import FAULTS as PLAN
 from ..gguf.plan import GpuPlan, read_facts
 from ..gguf.plan import Settings as PlanSettings
 from ..gguf.reader import Header
-from ..machine import Completed, Machine
+from ..machine import Completed, Machine, Runner
 from ..nvidia.inventory import driver_gpus
 from ..nvidia.values import bus_id
 from . import calibration
 from .arguments import Plan, Settings
 from .catalogue import CATALOGUE
 from .listener import unit_of
-
-Runner = Callable[[Sequence[str], float], Completed]
 
 MIB = 1 << 20
 #: What a process may hold of a card and still leave it to a server: a monitor's context, not a model.

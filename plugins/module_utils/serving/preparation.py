@@ -11,7 +11,7 @@ import json
 import os
 import socket
 import ssl
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import Any
 
 from ..engine.capabilities import parse_help
 from ..faults import Fault
-from ..machine import Completed, Machine, run
+from ..machine import Machine, Runner, run
 from . import calibration, maintenance, memory, model_file
 from .account import check_account
 from .arguments import Plan, Settings, Surroundings, is_loopback, plan, root_url
@@ -43,8 +43,6 @@ GIVEN = ("name", "instance", "host", "port", "backend", "parallel", "api_key_fil
 #: Seconds; a model that takes longer than a day does not load.
 SHORTEST_LOAD, LONGEST_LOAD = 1, 86400
 ENGINE_REMEDY = "Build it again with role llama_cpp."
-
-Runner = Callable[[Sequence[str], float], Completed]
 
 
 @dataclass(frozen=True)

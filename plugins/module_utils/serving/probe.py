@@ -25,12 +25,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar
 
 from ..faults import Fault, FaultError
-from ..machine import Machine, run
+from ..machine import Machine, Runner, run
 from . import calibration, ignored
 from .catalogue import CATALOGUE
 from .listener import listeners
 from .mapped import outdated
-from .service import Runner, Status, journal_tail, status
+from .service import Status, journal_tail, status
 
 PROMPT = "Reply with one short sentence."
 #: A server that answers /health at all does so at once; longer means that it hangs.

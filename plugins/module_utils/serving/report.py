@@ -13,6 +13,10 @@ from ..nvidia import driver as _driver_faults  # noqa: F401
 from ..nvidia import gpu_faults as _gpu_faults  # noqa: F401
 from .catalogue import CATALOGUE
 
+#: Of a message, such as a journal's last lines, so many are shown.
+LINES = 8
+_KEYS = ("code", "subject", "message", "remedy")
+
 
 def faults_of(results: Iterable[Any]) -> list[Fault]:
     """The faults of task results (those of loop items included), most serious first, each once.
@@ -42,11 +46,6 @@ def faults_of(results: Iterable[Any]) -> list[Fault]:
     for fault in found:
         told.setdefault((fault.code, fault.subject), fault)
     return by_severity(told.values())
-
-
-#: Of a message, such as a journal's last lines, so many are shown.
-LINES = 8
-_KEYS = ("code", "subject", "message", "remedy")
 
 
 def report(
