@@ -8,6 +8,8 @@ import ipaddress
 import os
 import re
 
+from .addresses import address_of
+
 
 def in_a_network(host: str) -> bool:
     """Whether a host that is written as an address lies in a network of no_proxy (C(10.0.0.0/8)).
@@ -15,9 +17,8 @@ def in_a_network(host: str) -> bool:
     curl (since 7.86) and pip read it so; urllib compares names only, and sends what is meant for a mirror in the own
     network to the proxy.
     """
-    try:
-        address = ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
+    address = address_of(host)
+    if address is None:
         return False
     for word in (os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or "").split(","):
         if "/" not in word:

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..addresses import address_of, is_loopback
 from ..compat import judge
 from ..faults import Fault
 from ..nvidia.values import bus_id
@@ -220,20 +221,10 @@ def root_url(settings: Settings) -> str:
     return f"{'https' if settings.tls else 'http'}://{reachable_host(settings.host)}:{settings.port}"
 
 
-def is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def reachable_host(host: str) -> str:
     """Where a client on the machine itself reaches a server that is bound to ``host``; IPv6 in brackets."""
-    try:
-        address = ipaddress.ip_address(host)
-    except ValueError:
+    address = address_of(host)
+    if address is None:
         return host
     if address.is_unspecified:
         return "127.0.0.1" if address.version == 4 else "[::1]"

@@ -8,11 +8,12 @@ channel types (an OpenAI channel appends /v1/..., an "OpenAI compatible" one doe
 
 from __future__ import annotations
 
-import ipaddress
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
+
+from ..addresses import address_of, is_loopback
 
 #: The variable that the official client and LangChain read the key from.
 KEY_VARIABLE = "OPENAI_API_KEY"
@@ -30,16 +31,16 @@ def reachable(base_url: str, host: str, known_as: str, own_address: str | None =
     the machine, ``own_address`` its address towards others where that is known. A server on loopback stays as it is.
     """
     parts = urlsplit(base_url)
-    listens = _address(host)
-    if host == "localhost" or (listens is not None and listens.is_loopback):
+    if is_loopback(host):
         return base_url, False
-    name = host
+    name, listens = host, address_of(host)
     if listens is not None and listens.is_unspecified:
         name = known_as
-        alias = _address(known_as)
         # Ansible on the machine itself, or a name that only its own ssh configuration knows.
-        nobody_elses = known_as in ("", "localhost") or (alias is not None and alias.is_loopback)
-        if own_address and (nobody_elses or (alias is None and "." not in known_as and parts.scheme == "http")):
+        nobody_elses = not known_as or is_loopback(known_as)
+        if own_address and (
+            nobody_elses or (address_of(known_as) is None and "." not in known_as and parts.scheme == "http")
+        ):
             name = own_address
         elif nobody_elses:
             return base_url, False
@@ -47,13 +48,6 @@ def reachable(base_url: str, host: str, known_as: str, own_address: str | None =
         name = f"[{name}]"
     netloc = name if parts.port is None else f"{name}:{parts.port}"
     return parts._replace(netloc=netloc).geturl(), True
-
-
-def _address(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    try:
-        return ipaddress.ip_address(text.strip("[]"))
-    except ValueError:
-        return None
 
 
 def record(server: Mapping[str, Any], probe: Mapping[str, Any], known_as: str, advertised: str = "") -> dict[str, Any]:

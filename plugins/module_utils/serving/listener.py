@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ..addresses import address_of
 from ..machine import Machine
 
 #: State of a listening socket in /proc/net/tcp (TCP_LISTEN in the kernel's include/net/tcp_states.h).
@@ -71,9 +72,8 @@ def in_the_way(found: Iterable[Listener], host: str) -> list[Listener]:
     owner said otherwise, which /proc does not show. A host name collides with all: what it resolves to is not known
     here.
     """
-    try:
-        wanted = ipaddress.ip_address(host.strip("[]"))
-    except ValueError:
+    wanted = address_of(host)
+    if wanted is None:
         return list(found)
     hits = []
     for listener in found:

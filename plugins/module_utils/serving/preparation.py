@@ -17,12 +17,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from ..addresses import address_of, is_loopback
 from ..engine.capabilities import parse_help
 from ..faults import Fault
 from ..machine import Machine, Runner, run
 from . import calibration, maintenance, memory, model_file
 from .account import check_account
-from .arguments import Plan, Settings, Surroundings, is_loopback, plan, root_url
+from .arguments import Plan, Settings, Surroundings, plan, root_url
 from .catalogue import CATALOGUE
 from .clients import Network, networks, ruleset, systemd_filters
 from .instances import Server, collisions, key_file, leftover_units, named, servers
@@ -372,11 +373,9 @@ def by_systemd(host: str, admitted: Sequence[Network]) -> list[str]:
     """What systemd must let through. A server that is bound to one address is asked there by this machine as well, from
     that address, which is not loopback."""
     found = [str(network) for network in admitted]
-    if not is_loopback(host):
-        with contextlib.suppress(ValueError):
-            address = ipaddress.ip_address(host.partition("%")[0])
-            if not address.is_unspecified:
-                found.append(str(ipaddress.ip_network(address)))
+    address = address_of(host.partition("%")[0])
+    if address is not None and not address.is_loopback and not address.is_unspecified:
+        found.append(str(ipaddress.ip_network(address)))
     return found
 
 

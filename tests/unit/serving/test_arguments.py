@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ansible_collections.volta.llm.plugins.module_utils.addresses import is_loopback
 from ansible_collections.volta.llm.plugins.module_utils.engine.capabilities import parse_help
 from ansible_collections.volta.llm.plugins.module_utils.serving.arguments import (
     MANAGED,
     Plan,
     Settings,
     Surroundings,
-    is_loopback,
     plan,
     reachable_host,
 )
