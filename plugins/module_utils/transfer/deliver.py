@@ -27,10 +27,10 @@ from ..gguf.source import FileSource
 from ..progress import ProgressWriter, read_progress
 from .catalogue import fault
 from .disk import find_orphans
-from .engine import SNIFF, Fetched, Settings, SourceFailed, Transfer, discard
+from .engine import SNIFF, Fetched, Settings, SourceFailed, Transfer, amount, discard
 from .http import host_of
 from .local import add_range, append_file, cut_off, link_file, share_blocks
-from .sniff import named_by_pointer, sniff
+from .sniff import lfs_pointer, sniff
 from .sources import Source, from_api, from_hops, lacking
 from .store import Lock, PartPlaces, Places, Stamp, read_stamp, remove
 
@@ -452,14 +452,14 @@ class Delivery:
                 remedy = "Make room on that file system or choose another folder. Nothing was fetched."
                 if orphans:
                     held = sum(orphan.size for orphan in orphans)
-                    remedy += f" Left of earlier downloads, and needed by nobody ({_gb(held)}): " + ", ".join(
+                    remedy += f" Left of earlier downloads, and needed by nobody ({amount(held)}): " + ", ".join(
                         str(orphan.path) for orphan in orphans[:5]
                     )
                 raise FaultError(
                     fault(
                         "disk_full",
                         str(folder),
-                        f"{_gb(needed)} are missing (and {_gb(margin)} of margin), {_gb(free)} are free",
+                        f"{amount(needed)} are missing (and {amount(margin)} of margin), {amount(free)} are free",
                         remedy,
                     )
                 )
@@ -534,8 +534,9 @@ class Delivery:
                     expected = self._by_pointer(index, _expected(item, source))
                     fetched, ready = self._fetch_one(item, source, expected, self.report.files[index])
             except SourceFailed as exc:
-                if exc.fault.code == "lfs_pointer" and (named := named_by_pointer(exc.fault.message)) is not None:
-                    self._pointers[index] = named
+                sha256, size = exc.pointer or (None, None)
+                if sha256 is not None and size is not None:
+                    self._pointers[index] = (sha256, size)
                 raise self._with_all_missing(exc, number, left[position + 1 :]) from exc
             if proved_by_hash(item):
                 self._place(index, fetched, source, ready)
@@ -605,8 +606,9 @@ class Delivery:
                 if wrong is None:
                     outcome.by_source = expected.sha256 is not None and item.sha256 is None
                     return fetched, ready
+                pointer = lfs_pointer(_head(ready))
                 discard(places)
-                raise SourceFailed(wrong)
+                raise SourceFailed(wrong, pointer)
             if fetched.resumed_from and attempt == 1:
                 # Perhaps what was on disk was wrong, not what the source has.
                 discard(places)
@@ -763,9 +765,10 @@ class Delivery:
             with path.open("rb", buffering=0) as origin:
                 size = os.fstat(origin.fileno()).st_size
                 if expected.size is not None and size != expected.size:
-                    wrong = sniff(origin.read(SNIFF), places.dest.name)
+                    head = origin.read(SNIFF)
+                    wrong = sniff(head, places.dest.name)
                     if wrong is not None:
-                        raise SourceFailed(fault(wrong[0], source.label, wrong[1], wrong[2]))
+                        raise SourceFailed(fault(wrong[0], source.label, wrong[1], wrong[2]), lfs_pointer(head))
                     raise SourceFailed(
                         fault(
                             "size_mismatch",
@@ -1029,10 +1032,6 @@ def _not_written(place: str, what: str, exc: OSError) -> FaultError:
 def _free(folder: Path) -> int:
     stat = os.statvfs(folder)
     return stat.f_bavail * stat.f_frsize
-
-
-def _gb(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e8 else f"{size / 1e6:.1f} MB"
 
 
 def _read_text(path: Path) -> str:

@@ -39,7 +39,7 @@ from .http import (
     redact,
     retry_after,
 )
-from .sniff import sniff
+from .sniff import lfs_pointer, sniff
 from .store import Places, Ranges, State, boot_id, remove
 
 MIB = 1 << 20
@@ -63,11 +63,15 @@ SNIFF = 1024
 
 
 class SourceFailed(Exception):
-    """This source cannot give the file; ``fault`` says why. Others may be tried."""
+    """This source cannot give the file; ``fault`` says why. Others may be tried.
 
-    def __init__(self, fault: Fault) -> None:
+    ``pointer`` is what a Git-LFS pointer that came instead says of the file itself: (SHA-256, size).
+    """
+
+    def __init__(self, fault: Fault, pointer: tuple[str | None, int | None] | None = None) -> None:
         super().__init__(fault.message)
         self.fault = fault
+        self.pointer = pointer
 
 
 class Restart(Exception):
@@ -779,7 +783,7 @@ class Transfer:
             )
         found = sniff(head, self._places.dest.name, response.headers.get("content-type", ""))
         if found is not None:
-            raise SourceFailed(self._fault(*found))
+            raise SourceFailed(self._fault(*found), lfs_pointer(head))
 
     def _write(self, data: memoryview, offset: int) -> None:
         offset += self._base

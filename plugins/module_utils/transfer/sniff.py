@@ -22,12 +22,6 @@ def lfs_pointer(head: bytes) -> tuple[str | None, int | None] | None:
     return (oid.group(1).decode() if oid else None, int(size.group(1)) if size else None)
 
 
-def named_by_pointer(message: str) -> tuple[str, int] | None:
-    """(SHA-256, size) of the file itself, from the message of the fault C(lfs_pointer); null where it does not say."""
-    match = re.search(r"\(the file itself has ([0-9]+) bytes, SHA-256 ([0-9a-f]{64})\)", message)
-    return (match[2], int(match[1])) if match else None
-
-
 def sniff(head: bytes, name: str, content_type: str = "") -> tuple[str, str, str] | None:
     """(fault code, message, remedy) for a wrong file, or null when nothing speaks against it.
 
