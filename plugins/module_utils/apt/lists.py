@@ -13,11 +13,11 @@ from collections.abc import Callable
 from ..faults import Fault
 from ..machine import Completed, Machine
 from .catalogue import CATALOGUE
+from .sources import FOLDER, LISTS
 
-LISTS = "/var/lib/apt/lists"
 #: Written by apt after a successful update where update-notifier is installed, as on Ubuntu.
 STAMP = "/var/lib/apt/periodic/update-success-stamp"
-_SOURCES = ("/etc/apt/sources.list", "/etc/apt/sources.list.d")
+_SOURCES = ("/etc/apt/sources.list", FOLDER)
 #: apt waits for dpkg's lock and not for the one of its lists.
 _LOCKED = re.compile(r"(?:get|lock) (?:lock|directory) /var/lib/apt/lists|/var/lib/apt/lists/lock", re.IGNORECASE)
 #: Without Error-Mode (apt before 2.1) a source that does not answer is a warning only, and the old lists stay.
@@ -32,7 +32,7 @@ def age(system: Machine, now: float | None = None) -> float | None:
     if not any(name not in ("lock", "partial", "auxfiles") for name in system.listdir(LISTS)):
         return None
     updated = max(_modified(system, STAMP), _modified(system, LISTS))
-    sources = [*_SOURCES, *(f"{_SOURCES[1]}/{name}" for name in system.listdir(_SOURCES[1]))]
+    sources = [*_SOURCES, *(f"{FOLDER}/{name}" for name in system.listdir(FOLDER))]
     if any(_modified(system, path) > updated for path in sources):
         return None
     # A clock that was set back makes a future of the past.

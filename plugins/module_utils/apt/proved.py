@@ -19,10 +19,10 @@ from pathlib import Path
 from ..files import replace_file
 from ..machine import Machine
 from .policy import Policy
+from .sources import LISTS
 from .transaction import Request
 
 CONFIGURATION = "/etc/apt"
-LISTS = "/var/lib/apt/lists"
 STATES = ("/var/lib/dpkg/status", "/var/lib/apt/extended_states")
 
 

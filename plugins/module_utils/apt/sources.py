@@ -15,6 +15,10 @@ from urllib.parse import urlsplit
 from ..machine import Machine
 
 FOLDER = "/etc/apt/sources.list.d"
+#: What apt fetched of the archives.
+LISTS = "/var/lib/apt/lists"
+#: The role cuda_toolkit's own file; it writes none where another file names the same archive.
+TOOLKIT_FILE = f"{FOLDER}/volta-llm-cuda.sources"
 
 
 #: What entries of one archive must agree on, or apt refuses every command (measured with apt 2.6).
@@ -25,7 +29,7 @@ AGREED = (
 #: Of these apt 2.6 takes none in deb822 for the same as in the one-line format.
 ONE_LINE_ONLY = ("allow-downgrade-to-insecure", "allow-insecure", "allow-weak", "inrelease-path")
 #: Options of the one-line format that have another name in deb822; their values are lists (sources.list(5)).
-_LISTS = {"arch": "architectures", "lang": "languages", "target": "targets"}
+_LIST_OPTIONS = {"arch": "architectures", "lang": "languages", "target": "targets"}
 _SIGNS = {"+": "-add", "-": "-remove", "": ""}
 
 
@@ -117,7 +121,7 @@ def origin(machine: Machine, entry: Entry) -> str | None:
     quoted = re.sub(r"[^\w.:/+-]|_", lambda match: f"%{ord(match[0]):02x}", f"{place}/dists/{entry.suite}")
     name = quoted.replace("/", "_")
     for kind in ("InRelease", "Release"):
-        match = re.search(r"(?m)^Origin:[ \t]*(.*)$", machine.read(f"/var/lib/apt/lists/{name}_{kind}") or "")
+        match = re.search(r"(?m)^Origin:[ \t]*(.*)$", machine.read(f"{LISTS}/{name}_{kind}") or "")
         if match:
             return match[1].strip()
     return None
@@ -139,8 +143,8 @@ def stanza(
         name = option.rstrip("+-")
         if name.startswith("x-"):
             continue
-        text = value.replace(",", " ") if name in _LISTS else value
-        lines.append(f"{(_LISTS.get(name, name) + _SIGNS.get(option[len(name) :], '')).title()}: {text}")
+        text = value.replace(",", " ") if name in _LIST_OPTIONS else value
+        lines.append(f"{(_LIST_OPTIONS.get(name, name) + _SIGNS.get(option[len(name) :], '')).title()}: {text}")
     if signed_by:
         lines.append(f"Signed-By:{signed_by if signed_by.startswith(chr(10)) else ' ' + signed_by}")
     return "\n".join(lines) + "\n"

@@ -24,8 +24,6 @@ from .request import ARCHITECTURE, UNFIT_IN_PATHS, Account, redacted
 from .toolkit import Cuda, numbers, probe_cuda
 
 SOURCES = ("auto", "distro", "cuda_repo", "existing")
-#: The role's own; another file that names the same archive takes its place.
-SOURCE_FILE = f"{sources.FOLDER}/volta-llm-cuda.sources"
 NVIDIA_ARCHIVE = "https://developer.download.nvidia.com/compute/cuda/repos"
 
 
@@ -264,7 +262,7 @@ def _named_by(machine: Machine, archive_url: str | None) -> str | None:
     if archive_url is None:
         return None
     there = (f"{archive_url}/", "/")
-    return next((e.file for e in sources.read(machine) if e.archive == there and e.file != SOURCE_FILE), None)
+    return next((e.file for e in sources.read(machine) if e.archive == there and e.file != sources.TOOLKIT_FILE), None)
 
 
 def _judge_driver(system: System | None, machine: Machine, supply: Supply) -> None:

@@ -25,9 +25,6 @@ SOURCE_FILES = {
     for name in ("distro", "cuda_repo", "mirror")
 }
 
-#: Of the role cuda_toolkit, which writes none where ours names the same archive.
-TOOLKIT_FILE = f"{sources.FOLDER}/volta-llm-cuda.sources"
-
 CATALOGUE = Catalogue(
     "sources of the driver (driver_source)",
     (
@@ -192,7 +189,7 @@ def _compare(settings: Settings, found: Sources, entries: Sequence[Entry], ours:
     bad: dict[str, Fault] = {}
     between_others: set[str] = set()
     for first, second in sources.disagreements([*ours, *entries]):
-        if first in ours and second.file == TOOLKIT_FILE:
+        if first in ours and second.file == sources.TOOLKIT_FILE:
             if second.file not in found.disable:
                 found.disable.append(second.file)
             continue
