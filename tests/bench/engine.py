@@ -99,9 +99,7 @@ class Bench:
             "import sys; sys.path.insert(0, '/var/tmp/tree');"
             "from tests.cuda.collection import importable; importable();"
             "from ansible_collections.volta.llm.plugins.module_utils.engine import sources;"
-            "page = sys.argv[1].rstrip('/') + '/llama-cpp-python/';"
-            "body, kind, where = sources._read_page(page);"
-            "print(sources.find_in_index(body, kind, where, sys.argv[2]).sha256)"
+            "print(sources.look_up(sys.argv[1], sys.argv[2]).sha256)"
         )
         index = self.pinned["llama_cpp_index_url"]
         sha256 = self.machine.output("python3", "-c", code, index, BEFORE["package_version"]).strip()

@@ -38,6 +38,12 @@ def test_what_lies_in_a_network_of_no_proxy(
 def server() -> Iterator[str]:
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
+            if self.path == "/moved":
+                self.send_response(302)
+                self.send_header("Location", f"http://127.0.0.1:{httpd.server_port}/x")
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+                return
             self.send_response(200)
             self.send_header("Content-Length", "5")
             self.end_headers()
@@ -48,19 +54,23 @@ def server() -> Iterator[str]:
 
     httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=httpd.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{httpd.server_port}/x"
+    yield f"http://127.0.0.1:{httpd.server_port}"
     httpd.shutdown()
     httpd.server_close()
 
 
-def test_a_mirror_in_the_own_network_is_asked_without_the_proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("by", ["address", "a redirect from a name"])
+def test_a_mirror_in_the_own_network_is_asked_without_the_proxy(
+    server: str, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
     """The proxy of this test is a port where nobody listens."""
+    url = f"{server}/x" if by == "address" else server.replace("127.0.0.1", "localhost") + "/moved"
     for name in ("http_proxy", "HTTP_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     monkeypatch.delenv("NO_PROXY", raising=False)
     monkeypatch.setenv("no_proxy", "localhost,127.0.0.0/8")
     session = Session()
-    assert session.get(server, {}).read_small() == b"there"
+    assert session.get(url, {}).read_small() == b"there"
     session.close()
-    with sources._open(server) as answer:
+    with sources._open(url) as answer:
         assert answer.read() == b"there"

@@ -117,18 +117,23 @@ def find_in_index(body: str, content_type: str, page_url: str, version: str) -> 
     return None
 
 
-def locate_sdist(request: Request) -> str:
-    """The address of the source distribution; an index that promises another hash is refused before the download."""
-    page = f"{request.index_url.rstrip('/')}/{PACKAGE}/"
-    body, content_type, page = _read_page(page)
-    listed = find_in_index(body, content_type, page, request.package_version or "")
+def look_up(index_url: str, version: str) -> Listed:
+    """What the index says of a version's source distribution. FaultError: source_not_found, source_unreachable."""
+    body, content_type, page = _read_page(f"{index_url.rstrip('/')}/{PACKAGE}/")
+    listed = find_in_index(body, content_type, page, version)
     if listed is None:
         raise _fault(
             "source_not_found",
-            f"{PACKAGE} {request.package_version}",
+            f"{PACKAGE} {version}",
             f"{redacted(page)} lists no source distribution of this version",
             "Check package_version, or use an index that has it (index_url).",
         )
+    return listed
+
+
+def locate_sdist(request: Request) -> str:
+    """The address of the source distribution; an index that promises another hash is refused before the download."""
+    listed = look_up(request.index_url, request.package_version or "")
     if listed.sha256 is not None and listed.sha256 != request.sha256:
         raise _fault(
             "source_checksum_mismatch",
@@ -226,7 +231,7 @@ def _download(url: str, target: Path, report: Report) -> str:
 
 
 class _Proxies(urllib.request.ProxyHandler):
-    """The environment's, but for hosts in a network of no_proxy; a redirect can lead out of it."""
+    """The environment's, but for hosts in a network of no_proxy; a redirect can lead into one and out of it."""
 
     def proxy_open(self, req: urllib.request.Request, proxy: str, type: str) -> Any:
         if in_a_network(urlsplit(f"//{req.host}").hostname or ""):
@@ -244,11 +249,10 @@ def _open(url: str, accept: str | None = None) -> Iterator[Any]:
     if secret := _netrc_for(urlsplit(url).hostname):
         # Unredirected: a redirect to another host must not carry the password there.
         asked.add_unredirected_header("Authorization", "Basic " + base64.b64encode(secret.encode()).decode())
-    direct = in_a_network(urlsplit(url).hostname or "")
-    reach = urllib.request.build_opener(_Proxies()).open if direct else urllib.request.urlopen
+    opener = urllib.request.build_opener(_Proxies())
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            answer = reach(asked, timeout=TIMEOUT_S)
+            answer = opener.open(asked, timeout=TIMEOUT_S)
             break
         except urllib.error.HTTPError as exc:
             if exc.code in (404, 410):

@@ -274,12 +274,12 @@ def test_a_connection_that_breaks_within_the_body(
         def read(self, *_size: int) -> bytes:
             raise broken
 
-    def urlopen(asked: urllib.request.Request, timeout: float) -> Answer:
+    def answer(_opener: object, asked: urllib.request.Request, timeout: float) -> Answer:
         tried.append(asked.full_url)
         return Answer()
 
     monkeypatch.setattr(sources.time, "sleep", lambda _seconds: None)
-    monkeypatch.setattr(sources.urllib.request, "urlopen", urlopen)
+    monkeypatch.setattr(sources.urllib.request.OpenerDirector, "open", answer)
     with pytest.raises(FaultError) as caught:
         sources.fetch_archive(
             replace(REQUEST, source_type=kind, url="https://mirror.example/x.tar.gz"), tmp_path, quiet
