@@ -85,6 +85,8 @@ OPTION_VARIABLE = "LLAMA_ARG_"
 #: Where a unit has its own copy of certificate and key, in memory. LoadCredential= would do the same, but was
 #: seen to leave them unreadable to the unit's user (systemd 252: permission denied; why was not found out).
 COPIES = "/run/{unit}/{name}"
+#: Their names, by the elements of ``tls``.
+COPY_NAMES = {"certificate": "tls-certificate", "key": "tls-key"}
 #: Options that older releases had and guides still name.
 REPLACED = dict.fromkeys(("--mmap", "--no-mmap", "--mlock", "--direct-io", "-dio"), "--load-mode")
 
@@ -552,8 +554,8 @@ def _wanted_arguments(
     if settings.api_keys:
         wanted.append(_Wanted(("--api-key-file",), settings.api_key_file))
     if settings.tls:
-        wanted.append(_Wanted(("--ssl-key-file",), COPIES.format(unit=settings.unit, name="tls-key")))
-        wanted.append(_Wanted(("--ssl-cert-file",), COPIES.format(unit=settings.unit, name="tls-certificate")))
+        wanted.append(_Wanted(("--ssl-key-file",), COPIES.format(unit=settings.unit, name=COPY_NAMES["key"])))
+        wanted.append(_Wanted(("--ssl-cert-file",), COPIES.format(unit=settings.unit, name=COPY_NAMES["certificate"])))
     # The web interface and /slots show other users' prompts.
     wanted.append(_Wanted(("--no-ui", "--no-webui"), needed=False))
     wanted.append(_Wanted(("--no-slots",), needed=False))

@@ -12,11 +12,16 @@ from typing import Any
 from ..faults import Fault
 from .catalogue import CATALOGUE
 from .instances import MARK
+from .service import UNIT_FOLDER
 
-TIMER = "{unit}-maintenance"
 _TIME = re.compile(r"(?:[01]\d|2[0-3]):[0-5]\d")
 #: Longest wait for requests to end: a night, not a day.
 MOST_PATIENCE = 6 * 3600
+
+
+def timer(unit: str) -> str:
+    """The unit of the timer, which starts the service of the same name."""
+    return f"{unit}-maintenance.timer"
 
 
 def check(when: str, patience: int, servers: Sequence[Mapping[str, Any]]) -> list[Fault]:
@@ -48,7 +53,6 @@ def files(
     when: str, patience: int, unit: str, folder: str, guard: str, python: str, servers: Sequence[Mapping[str, Any]]
 ) -> dict[str, str]:
     """Contents by path: timer, the unit that it starts, and what that unit is told. ``folder`` holds the last one."""
-    name = TIMER.format(unit=unit)
     config = f"{folder}/maintenance.json"
     told = {
         "patience": patience,
@@ -62,7 +66,7 @@ def files(
             for server in servers
         ],
     }
-    timer = [
+    clock = [
         f"{MARK}: changes here are overwritten by the next run.",
         "[Unit]",
         f"Description=Nightly restart of {unit}",
@@ -98,8 +102,8 @@ def files(
     ]
     return {
         config: json.dumps(told, indent=2) + "\n",
-        f"/etc/systemd/system/{name}.service": "\n".join(service),
-        f"/etc/systemd/system/{name}.timer": "\n".join(timer),
+        str((UNIT_FOLDER / timer(unit)).with_suffix(".service")): "\n".join(service),
+        str(UNIT_FOLDER / timer(unit)): "\n".join(clock),
     }
 
 

@@ -23,7 +23,7 @@ from ..faults import Fault
 from ..machine import Machine, Runner, run
 from . import calibration, maintenance, memory, model_file
 from .account import check_account
-from .arguments import Plan, Settings, Surroundings, plan, root_url
+from .arguments import COPY_NAMES, Plan, Settings, Surroundings, plan, root_url
 from .catalogue import CATALOGUE
 from .clients import Network, networks, ruleset, systemd_filters
 from .instances import Server, collisions, key_file, leftover_units, named, servers
@@ -172,8 +172,8 @@ def prepare(
             "leftover_units": leaving,
             "files": [{"path": path, "content": content} for path, content in files.items()],
             "absent_files": absent,
-            "maintenance_timer": maintenance.TIMER.format(unit=options.name) + ".timer",
-            "maintenance_installed": Path(maintenance.paths(options.name, options.folder)[-1]).exists(),
+            "maintenance_timer": maintenance.timer(options.name),
+            "maintenance_installed": (UNIT_FOLDER / maintenance.timer(options.name)).exists(),
             "would_verify": any(result["would_verify"] for result in results),
         },
         faults,
@@ -380,8 +380,8 @@ def by_systemd(host: str, admitted: Sequence[Network]) -> list[str]:
 
 
 def _copied(settings: Settings) -> dict[str, str]:
-    names = {"tls-key": settings.tls.get("key"), "tls-certificate": settings.tls.get("certificate")}
-    return {name: str(path) for name, path in names.items() if path}
+    """The files of ``tls`` by the name of the copy that the server reads."""
+    return {name: str(settings.tls[of]) for of, name in COPY_NAMES.items() if settings.tls.get(of)}
 
 
 def check_tls(settings: Settings, engine: Engine, check: bool = False) -> list[Fault]:
