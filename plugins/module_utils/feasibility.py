@@ -24,6 +24,7 @@ from .machine import Machine
 from .serving.arguments import SPLIT_MODES, Settings, Surroundings, release
 from .serving.arguments import plan as plan_server
 from .serving.memory import plan_settings
+from .serving.model_file import context_of
 from .serving.preparation import inspect_gpus
 from .transfer.sources import HUGGINGFACE, Source, source_of
 
@@ -111,7 +112,7 @@ def consider(request: Request, machine: Machine, timeout: float = 30.0) -> Verdi
         Surroundings(
             engine_version=request.engine,
             architecture=architecture,
-            model_context=_context(found.header),
+            model_context=context_of(found.header) if found.header else None,
             gpu_bus_ids=cards.bus_ids if cuda else (),
             gpu=cards.pci_id if cuda else None,
         ),
@@ -328,11 +329,6 @@ def _unplanned(found: Found, cards: Cards, wrong: set[str], cuda: bool) -> str:
     else:
         why = f"wrong settings: {', '.join(sorted(wrong.intersection(NEEDED)))}" if wrong else "see the faults"
     return f"memory is not planned: {why}"
-
-
-def _context(header: Header | None) -> int | None:
-    value = header.get(f"{header.architecture}.context_length") if header else None
-    return value if isinstance(value, int) else None
 
 
 def _loaded_driver(machine: Machine) -> str:

@@ -40,12 +40,14 @@ def inspect(path: str) -> tuple[ModelFacts, list[Fault]]:
     model = open_model(path)
     if model.header is None:
         return ModelFacts(), model.faults
-    architecture = model.header.architecture
-    context = model.header.get(f"{architecture}.context_length")
-    return (
-        ModelFacts(model.header.file_bytes, architecture, context if isinstance(context, int) else None, model.header),
-        model.faults,
-    )
+    header = model.header
+    return ModelFacts(header.file_bytes, header.architecture, context_of(header), header), model.faults
+
+
+def context_of(header: Header) -> int | None:
+    """Tokens that the model was made for; null where the header does not say."""
+    value = header.get(f"{header.architecture}.context_length")
+    return value if isinstance(value, int) else None
 
 
 def unverified(paths: Sequence[str]) -> list[Fault]:
