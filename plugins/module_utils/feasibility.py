@@ -21,11 +21,11 @@ from .gguf.plan import FAULTS
 from .gguf.planning import Answer, Gpu
 from .gguf.reader import Header
 from .machine import Machine
+from .nvidia.inventory import pci_devices
 from .serving.arguments import SPLIT_MODES, Settings, Surroundings, release
 from .serving.arguments import plan as plan_server
 from .serving.memory import plan_settings
 from .serving.model_file import context_of
-from .serving.preparation import inspect_gpus
 from .transfer.sources import HUGGINGFACE, Source, source_of
 
 #: Seconds for an answer of a place that may have the model; the next place is asked then.
@@ -238,7 +238,8 @@ def find_cards(request: Request, machine: Machine) -> Cards:
         return Cards(gpus, pci_id=_one_kind(gpus))
     if not request.read_machine:
         return Cards(faults=[FAULTS.fault("plan_no_gpus", "GPUs", "none is named and no machine is read", NO_GPUS)])
-    bus_ids, _ = inspect_gpus(machine)
+    devices = pci_devices(machine)
+    bus_ids = tuple(device.bus_id for device in devices)
     try:
         gpus = planning.detected_gpus(machine, request.nvidia_smi)
     except FaultError:
@@ -246,11 +247,10 @@ def find_cards(request: Request, machine: Machine) -> Cards:
     else:
         return Cards(gpus, bus_ids if len(bus_ids) == len(gpus) else (), _one_kind(gpus))
     gpus, unknown = [], []
-    for bus_id in bus_ids:
-        device = (machine.read(f"/sys/bus/pci/devices/{bus_id}/device") or "").strip()
-        known = find_gpu(device)
+    for device in devices:
+        known = find_gpu(device.pci_id)
         if known is None:
-            unknown.append(f"{bus_id} (PCI id {device.removeprefix('0x')})")
+            unknown.append(f"{device.bus_id} (PCI id {device.pci_id.removeprefix('10de:')})")
         else:
             gpus.append(Gpu(known.product, float(known.memory_mib), known.compute_capability))
     if unknown:

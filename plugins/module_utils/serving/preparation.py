@@ -21,6 +21,7 @@ from ..addresses import address_of, is_loopback
 from ..engine.capabilities import parse_help
 from ..faults import Fault
 from ..machine import Machine, Runner, run
+from ..nvidia.inventory import pci_devices
 from . import calibration, maintenance, memory, model_file
 from .account import check_account
 from .arguments import COPY_NAMES, Plan, Settings, Surroundings, plan, root_url
@@ -33,9 +34,6 @@ from .model_file import ModelFacts, unverified
 from .service import UNIT_FOLDER
 from .unit import Unit, load_timeout, render
 
-NVIDIA_VENDOR = "0x10de"
-#: PCI classes of graphics cards: VGA and 3D controllers.
-GPU_CLASSES = ("0x0300", "0x0302")
 #: What an engine without OpenSSL says of TLS (LC tools/server/server-http.cpp:174); it is in such a program.
 WITHOUT_TLS = b"built without SSL support"
 
@@ -469,15 +467,9 @@ def _manifest(program: Path) -> dict[str, Any]:
 
 def inspect_gpus(machine: Machine) -> tuple[tuple[str, ...], str | None]:
     """Bus ids of the NVIDIA GPUs in bus order, which CUDA follows too, and their device id if all are alike."""
-    found = {}
-    for bus_id in machine.listdir("/sys/bus/pci/devices"):
-        folder = f"/sys/bus/pci/devices/{bus_id}"
-        if (machine.read(f"{folder}/vendor") or "").strip() != NVIDIA_VENDOR:
-            continue
-        if (machine.read(f"{folder}/class") or "").strip()[:6] in GPU_CLASSES:
-            found[bus_id] = (machine.read(f"{folder}/device") or "").strip().removeprefix("0x")
+    found = {device.bus_id: device.pci_id for device in pci_devices(machine)}
     kinds = set(found.values())
-    return tuple(sorted(found)), kinds.pop() if len(kinds) == 1 else None
+    return tuple(sorted(found)), kinds.pop().removeprefix("10de:") if len(kinds) == 1 else None
 
 
 def parse_by_engine(settings: Settings, computed: Plan, runner: Runner = run) -> list[Fault]:
