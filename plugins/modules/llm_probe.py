@@ -263,6 +263,7 @@ from ansible_collections.volta.llm.plugins.module_utils.serving import calibrati
 from ansible_collections.volta.llm.plugins.module_utils.serving.catalogue import CATALOGUE
 from ansible_collections.volta.llm.plugins.module_utils.serving.keys import USABLE, first_key
 from ansible_collections.volta.llm.plugins.module_utils.serving.probe import Probe, Question, own_address
+from ansible_collections.volta.llm.plugins.module_utils.serving.service import full_name
 
 #: What means "not there yet" and is therefore no fault in check mode.
 NOT_THERE = ("endpoint_refused", "endpoint_loading_timeout", "service_not_running")
@@ -276,8 +277,9 @@ def keep(path: str, probe: Probe, check: bool) -> tuple[bool, list[Fault]]:
         "context_per_request": found.context_per_request,
         "parallel": found.parallel,
     }
+    server = full_name(question.unit) if question.unit else question.root
     try:
-        return calibration.keep(Path(path), question.unit or question.root, settings, probe.held, check), []
+        return calibration.keep(Path(path), server, settings, probe.held, check), []
     except OSError as exc:
         remedy = "Make the folder writable for root; the server itself is not concerned."
         return False, [CATALOGUE.fault("calibration_not_kept", path, exc.strerror or str(exc), remedy)]

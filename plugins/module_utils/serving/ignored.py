@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 
 from ..machine import Runner
+from .service import full_name
 
 SECONDS = 60.0
 #: Lines to read where journalctl cannot search.
@@ -36,7 +37,7 @@ def start_lines(unit: str, pid: int, since: float | None, runner: Runner) -> lis
 
     ``since``: its start in epoch seconds, as a pid comes again.
     """
-    argv = ["journalctl", "--no-pager", "--output=cat", f"_SYSTEMD_UNIT={_full(unit)}", f"_PID={pid}"]
+    argv = ["journalctl", "--no-pager", "--output=cat", f"_SYSTEMD_UNIT={full_name(unit)}", f"_PID={pid}"]
     if since is not None:
         argv.append(f"--since=@{int(since)}")
     done = runner([*argv, f"--grep={_SEARCH}", "--case-sensitive=yes"], SECONDS)
@@ -59,7 +60,3 @@ def without_gpu(lines: Sequence[str]) -> str:
 def _plain(line: str) -> str:
     """Without the engine's time and level, and the word warning."""
     return re.sub(r"^(?:[\d.]+ [A-Z] )?(?:warning:\s*)?", "", line)[:300]
-
-
-def _full(unit: str) -> str:
-    return unit if unit.endswith(".service") else f"{unit}.service"

@@ -57,6 +57,11 @@ class Status:
         return f"{self.active} ({self.result if self.active == 'failed' else self.sub})"
 
 
+def full_name(unit: str) -> str:
+    """A service's unit with its ending, which an operator may leave out."""
+    return unit if unit.endswith(".service") else f"{unit}.service"
+
+
 def status(name: str, runner: Runner = run) -> Status:
     """Ask systemd; a unit that does not exist is inactive and not enabled."""
     keys = (
@@ -142,7 +147,7 @@ class Service:
 
     def __init__(self, wanted: Wanted, folder: Path = UNIT_FOLDER, runner: Runner = run) -> None:
         self.wanted = wanted
-        self.name = wanted.name if wanted.name.endswith(".service") else f"{wanted.name}.service"
+        self.name = full_name(wanted.name)
         self.path = folder / self.name
         self.former = folder / f"{self.name}.before"
         self._run = runner

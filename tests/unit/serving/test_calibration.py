@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 
 import pytest
+from ansible_collections.volta.llm.plugins.module_utils.machine import Machine
 from ansible_collections.volta.llm.plugins.module_utils.serving.calibration import (
     Held,
     compare,
@@ -15,6 +16,8 @@ from ansible_collections.volta.llm.plugins.module_utils.serving.calibration impo
     read,
     shortfall,
 )
+from ansible_collections.volta.llm.plugins.module_utils.serving.probe import Probe, Question
+from ansible_collections.volta.llm.plugins.modules import llm_probe
 
 SETTINGS = {"model": "/srv/m.gguf", "context_per_request": 8192, "parallel": 2}
 
@@ -65,6 +68,16 @@ def test_the_next_plan_counts_what_was_short_and_takes_nothing_off(tmp_path: Pat
     keep(path, "a", SETTINGS, held(20300, 19000))
     keep(path, "b", SETTINGS, held(20700, 19500))
     assert shortfall(path) == {"GPU-0": 700.0}
+
+
+@pytest.mark.parametrize("unit", ["llama-server", "llama-server.service"])
+def test_a_server_is_kept_by_the_full_name_of_its_unit(tmp_path: Path, unit: str) -> None:
+    """As served_units looks for it, however the unit was written for llm_probe."""
+    path = tmp_path / "calibration.json"
+    probe = Probe(Question("http://127.0.0.1:8080", unit=unit), Machine())
+    probe.held = held(20300)
+    assert llm_probe.keep(str(path), probe, check=False) == (True, [])
+    assert list(read(path)["servers"]) == ["llama-server.service"]
 
 
 @pytest.mark.parametrize(
