@@ -601,17 +601,18 @@ def _judge_packages(state: DriverState, found: _Findings) -> None:
     )
     for stuck in of_kernels:
         found.add("driver_packages_broken", stuck.subject, stuck.message, [stuck.remedy], "repair_packages")
-    others = {package.name for package in rest.packages} if rest else set()
-    for package in state.packages or []:
-        if package.broken and package.name in others:
-            log = f"/var/lib/dkms/nvidia/{package.version.split('-')[0]}/build/make.log"
+    # Whatever else dpkg left in the middle is no matter of driver or kernel.
+    ours = {package.name for package in state.packages or []}
+    for left in rest.packages if rest else ():
+        if left.name in ours:
+            log = f"/var/lib/dkms/nvidia/{left.version.split('-')[0]}/build/make.log"
             commands = ["dpkg --configure -a", "apt-get -f install"]
-            if "dkms" in package.name:
+            if "dkms" in left.name:
                 commands.insert(0, f"tail -n 30 {log}")
             found.add(
                 "driver_packages_broken",
-                package.name,
-                f"{package.name} {package.version} is {package.state}",
+                left.name,
+                f"{left.name} {left.version} is {left.state}",
                 commands,
                 "repair_packages",
             )

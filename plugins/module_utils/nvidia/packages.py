@@ -64,11 +64,6 @@ class Package:
         return self.state in ("installed", "triggers-pending", "triggers-awaited")
 
     @property
-    def broken(self) -> bool:
-        """Unpacked, half-configured, half-installed or marked for reinstallation: dpkg stopped in the middle."""
-        return self.state in ("unpacked", "half-configured", "half-installed") or "reinst" in self.flag
-
-    @property
     def held(self) -> bool:
         return self.want == "hold"
 
