@@ -25,7 +25,7 @@ MODEL_ARCHITECTURE = re.compile(r"^[a-z0-9][a-z0-9._-]*\Z")
 OPTION = re.compile(r"^[A-Za-z_][A-Za-z0-9_]*\Z")
 
 #: Where one of these stands in a path, cmake's flags, run paths or the loader's lists come apart.
-UNFIT_IN_PATHS = re.compile(r"[\s:;,\"'`$\\]")
+_UNFIT_IN_PATHS = re.compile(r"[\s:;,\"'`$\\]")
 
 _Bad = Callable[[str, str, str], None]
 
@@ -94,6 +94,12 @@ class Account:
     name: str
     uid: int
     gid: int
+
+
+def unfit_in_path(path: str) -> str | None:
+    """Why compilers cannot cope with a path, as the end of a sentence about it; null where they can."""
+    unfit = _UNFIT_IN_PATHS.search(path)
+    return f"has {unfit.group()!r} in it, with which compilers and linkers cannot cope" if unfit else None
 
 
 def normalised(request: Request) -> Request:
@@ -240,12 +246,8 @@ def _check_build(request: Request) -> list[Fault]:
             continue
         if not path.startswith("/") or ".." in PurePosixPath(path).parts:
             bad(name, f"{path!r} is not an absolute path", "Write a path that begins with / and has no '..' in it.")
-        elif name != "progress_file" and (unfit := UNFIT_IN_PATHS.search(path)):
-            bad(
-                name,
-                f"{path!r} has {unfit.group()!r} in it, with which compilers and linkers cannot cope",
-                "Write a path without it.",
-            )
+        elif name != "progress_file" and (unfit := unfit_in_path(path)):
+            bad(name, f"{path!r} {unfit}", "Write a path without it.")
     for name in ("prefix", "build_directory"):
         if PurePosixPath(getattr(request, name)) == PurePosixPath("/"):
             bad(name, "is the root folder", "Write a folder of its own.")

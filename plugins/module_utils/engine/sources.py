@@ -31,7 +31,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 from urllib.parse import quote, unquote, urldefrag, urljoin, urlsplit, urlunsplit
 
 from ..faults import Fault, FaultError
@@ -54,6 +54,7 @@ CHUNK = 1 << 20
 BROKEN_OFF = (http.client.HTTPException, TimeoutError, ConnectionError, ssl.SSLError)
 
 Report = Callable[[int, "int | None"], None]
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True)
@@ -145,15 +146,24 @@ def locate_sdist(request: Request) -> str:
 
 
 def _read_page(page: str) -> tuple[str, str, str]:
-    """Text, type and final address of a page of the index. A broken transfer is begun again, twice."""
+    """Text, type and final address of a page of the index."""
+
+    def read() -> tuple[str, str, str]:
+        with _open(page, accept="application/vnd.pypi.simple.v1+json, text/html;q=0.5") as answer:
+            body = answer.read().decode("utf-8", "replace")
+            return body, answer.headers.get("Content-Type") or "text/html", answer.geturl() or page
+
+    return _whole(page, read)
+
+
+def _whole(url: str, read: Callable[[], _Read]) -> _Read:
+    """What ``read`` makes of an answer; a transfer that breaks off within it is begun again, twice."""
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            with _open(page, accept="application/vnd.pypi.simple.v1+json, text/html;q=0.5") as answer:
-                body = answer.read().decode("utf-8", "replace")
-                return body, answer.headers.get("Content-Type") or "text/html", answer.geturl() or page
+            return read()
         except BROKEN_OFF as exc:
             if attempt == ATTEMPTS:
-                raise unreachable(page, exc) from exc
+                raise unreachable(url, exc) from exc
             time.sleep(attempt)
     raise AssertionError("not reached")
 
@@ -209,25 +219,22 @@ def sha256_of(path: Path) -> str:
 
 
 def _download(url: str, target: Path, report: Report) -> str:
-    """Write the address's content to ``target``; its SHA-256. A broken transfer is begun again, twice."""
-    for attempt in range(1, ATTEMPTS + 1):
-        try:
-            with _open(url) as answer, target.open("wb") as handle:
-                total = whole_number(answer.headers.get("Content-Length"))
-                digest, done = hashlib.sha256(), 0
-                while chunk := answer.read(CHUNK):
-                    handle.write(chunk)
-                    digest.update(chunk)
-                    done += len(chunk)
-                    report(done, total)
-                if total is not None and done < total:
-                    raise http.client.IncompleteRead(b"", total - done)
-                return digest.hexdigest()
-        except BROKEN_OFF as exc:
-            if attempt == ATTEMPTS:
-                raise unreachable(url, exc) from exc
-            time.sleep(attempt)
-    raise AssertionError("not reached")
+    """Write the address's content to ``target``; its SHA-256."""
+
+    def read() -> str:
+        with _open(url) as answer, target.open("wb") as handle:
+            total = whole_number(answer.headers.get("Content-Length"))
+            digest, done = hashlib.sha256(), 0
+            while chunk := answer.read(CHUNK):
+                handle.write(chunk)
+                digest.update(chunk)
+                done += len(chunk)
+                report(done, total)
+            if total is not None and done < total:
+                raise http.client.IncompleteRead(b"", total - done)
+            return digest.hexdigest()
+
+    return _whole(url, read)
 
 
 class _Proxies(urllib.request.ProxyHandler):

@@ -20,7 +20,7 @@ from ..faults import Fault, is_fatal
 from ..machine import Machine
 from .catalogue import CATALOGUE
 from .gpus import loaded_driver
-from .request import ARCHITECTURE, UNFIT_IN_PATHS, Account, redacted
+from .request import ARCHITECTURE, Account, redacted, unfit_in_path
 from .toolkit import Cuda, numbers, probe_cuda
 
 SOURCES = ("auto", "distro", "cuda_repo", "existing")
@@ -148,9 +148,8 @@ def _check(wish: Wish) -> list[Fault]:
     if wish.source == "existing" and not wish.root.startswith("/"):
         bad("root", "is not given" if not wish.root else f"{wish.root!r} is not an absolute path",
             "Write the folder that holds bin/nvcc, for example /usr/local/cuda-12.2.")  # fmt: skip
-    if unfit := UNFIT_IN_PATHS.search(wish.root):
-        bad("root", f"{wish.root!r} has {unfit.group()!r} in it, with which compilers and linkers cannot cope",
-            "Write a path without it.")  # fmt: skip
+    if unfit := unfit_in_path(wish.root):
+        bad("root", f"{wish.root!r} {unfit}", "Write a path without it.")
     if wish.source in ("distro", "cuda_repo") and wish.root:
         bad(
             "root",

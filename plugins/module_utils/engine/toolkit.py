@@ -19,7 +19,7 @@ from ..faults import Fault
 from ..machine import Completed
 from .catalogue import CATALOGUE
 from .process import SEARCH_PATH, environment, find_program, run_as
-from .request import UNFIT_IN_PATHS, Account
+from .request import Account, unfit_in_path
 
 #: Where toolkits are looked for when no root is given, before PATH: the machine's choice, then each release.
 PREFERRED = "/usr/local/cuda"
@@ -102,9 +102,9 @@ def _look_at(
 ) -> tuple[Cuda | None, list[Fault]]:
     # One spelling, whatever links lead there: the path is part of what is built.
     root = os.path.realpath(cuda_root) if cuda_root else str(Path(os.path.realpath(nvcc)).parent.parent)
-    if unfit := UNFIT_IN_PATHS.search(root):
-        message = f"its path has {unfit.group()!r} in it, with which compilers and linkers cannot cope"
-        return None, [CATALOGUE.fault("build_option_invalid", root, message, "Give the folder another name.")]
+    if unfit := unfit_in_path(root):
+        remedy = "Give the folder another name."
+        return None, [CATALOGUE.fault("build_option_invalid", root, f"its path {unfit}", remedy)]
     if os.path.lexists(f"{root}/bin/nvcc"):
         nvcc = f"{root}/bin/nvcc"
     ask = _asker(account, f"{root}/bin")

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from ansible_collections.volta.llm.plugins.module_utils.apt import sources
 from ansible_collections.volta.llm.plugins.module_utils.apt.names import Names
 from ansible_collections.volta.llm.plugins.module_utils.engine import supply
 from ansible_collections.volta.llm.plugins.module_utils.engine.supply import Supply, Wish, look
@@ -244,3 +245,9 @@ def test_a_driver_is_forbidden_and_a_toolkit_is_not() -> None:
     toolkit = [*DEBIAN_TOOLKIT.split(), "cuda-nvcc-12-2", "cuda-driver-dev-12-2", "libcublas-dev-12-2"]
     assert [name for name in toolkit if name in forbidden] == []
     assert [name for name in DRIVERS.split() if name not in forbidden] == []
+
+
+def test_the_role_writes_the_file_that_counts_as_its_own() -> None:
+    file = Path(__file__).parents[3] / "roles" / "cuda_toolkit" / "vars" / "main.yml"
+    variables = yaml.safe_load(file.read_text(encoding="utf-8"))
+    assert variables["__cuda_toolkit_source_file"] == sources.TOOLKIT_FILE
