@@ -46,10 +46,10 @@ def test_a_machine_that_is_well(bench: Bench, options: tuple[str, ...]) -> None:
 
 
 def test_a_server_in_full_use_is_busy_and_not_broken(bench: Bench) -> None:
-    """More clients than slots: the question waits longer than it may, which is said and fails nothing."""
+    """Far more clients than slots: the question waits longer than it may on any machine, which fails nothing."""
     port, model = int(GROUP_VARS["llama_server_port"]), GROUP_VARS["llama_server_alias"]
-    with Load(bench.address, port, KEY, model, clients=8):
-        converged = verify(bench, "-e", "verify_answer=0.5")
+    with Load(bench.address, port, KEY, model, clients=64):
+        converged = verify(bench, "-e", "verify_answer=0.3")
     assert converged.status == 0, converged.output[-3000:]
     assert [fault["code"] for fault in converged.host["warnings"]] == ["endpoint_busy"]
     assert "busy: no answer" in converged.output
