@@ -1,0 +1,141 @@
+# Copyright: The volta.llm authors
+# GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
+"""The faults of Ollama: its models, its service and settings, its releases."""
+
+from __future__ import annotations
+
+from ..compat import FAULTS as COMPAT
+from ..faults import DISK_FULL, SOURCE_UNREACHABLE, Catalogue, FaultKind
+from ..transfer.catalogue import CATALOGUE as TRANSFER
+
+CATALOGUE = Catalogue(
+    "Ollama",
+    [
+        # The server.
+        FaultKind(
+            "ollama_not_answering",
+            "critical",
+            "Nothing answers at the address of Ollama, or what answers is not Ollama.",
+            "http://127.0.0.1:11434: connection refused",
+        ),
+        FaultKind(
+            "ollama_error",
+            "error",
+            "Ollama reports an error that has no meaning of its own here; its words are in the message.",
+            "qwen3:8b: /api/delete answers 500: internal error",
+        ),
+        FaultKind(
+            "ollama_store_elsewhere",
+            "critical",
+            "The folder given for Ollama's models is not the one that the running server uses.",
+            "/var/lib/ollama/models: the server lists qwen3:8b, and there is no manifest of it here",
+        ),
+        # Models: what is asked for.
+        TRANSFER.kinds["bad_argument"],
+        FaultKind(
+            "model_name_invalid",
+            "error",
+            "A name is none that Ollama takes for a model.",
+            "qwen3:8b:q4: the tag holds ':'",
+        ),
+        FaultKind(
+            "model_parameter_invalid",
+            "error",
+            "Ollama has no such parameter for a model, or it takes another type of value.",
+            "parameters: num_context is no parameter of Ollama",
+        ),
+        COMPAT.kinds["ollama_sharded_model"],
+        FaultKind(
+            "gguf_unproved",
+            "error",
+            "A local file was to become a model, and nothing proves that it is whole.",
+            "/srv/models/m.gguf: was never verified",
+        ),
+        # Models: bringing them.
+        DISK_FULL,
+        SOURCE_UNREACHABLE,
+        TRANSFER.kinds["source_missing"],
+        TRANSFER.kinds["source_unauthorized"],
+        FaultKind(
+            "ollama_too_old",
+            "error",
+            "The registry gives the model to newer releases of Ollama only (412).",
+            "qwen3.5:35b: the registry asks for a newer Ollama than 0.24.0",
+        ),
+        FaultKind(
+            "registry_not_trusted",
+            "error",
+            "The certificate of the registry, or of a proxy in front of it, is not trusted by Ollama's service.",
+            "qwen3:8b: x509: certificate signed by unknown authority",
+        ),
+        FaultKind(
+            "pull_stalled",
+            "error",
+            "A pull brought nothing for too long, again and again.",
+            "qwen3:8b: no progress for 120 s at 3.1 of 5.2 GB, 4 times",
+        ),
+        FaultKind(
+            "blob_from_source_wrong",
+            "error",
+            "What the registry sends is not what its manifest names, and it is the same wrong bytes each time.",
+            "sha256:9f86...: the registry sent bytes of SHA-256 e3b0..., twice",
+        ),
+        FaultKind(
+            "blob_hash_unstable",
+            "critical",
+            "The same bytes have another SHA-256 each time they are fetched or read: memory or disk is failing.",
+            "/var/lib/ollama/models/blobs/sha256-9f86...: three readings, three hashes",
+        ),
+        # Models: what is on the disk.
+        FaultKind(
+            "manifest_broken",
+            "error",
+            "The manifest of a model cannot be read, so that Ollama neither lists nor removes it.",
+            "/var/lib/ollama/models/manifests/registry.ollama.ai/library/qwen3/8b: no JSON",
+        ),
+        FaultKind(
+            "blob_missing",
+            "error",
+            "A model is listed, and a blob that its manifest names is not there.",
+            "qwen3:8b: blobs/sha256-9f86... is missing (weights, 5.2 GB)",
+        ),
+        FaultKind(
+            "blob_short",
+            "error",
+            "A blob of a model has another size than its manifest names.",
+            "blobs/sha256-9f86...: 1024 bytes, the manifest of qwen3:8b names 5225374496",
+        ),
+        FaultKind(
+            "blob_corrupt",
+            "error",
+            "A blob of a model has the right size and other bytes than its name stands for, or cannot be read.",
+            "blobs/sha256-9f86...: its SHA-256 is e3b0...",
+        ),
+        FaultKind(
+            "model_digest_differs",
+            "error",
+            "The model that the registry has under this name is not the one that was asked for.",
+            "qwen3:8b: its digest is 500a1f067a9f, asked for is a3de86cd1c13",
+        ),
+        FaultKind(
+            "model_differs",
+            "error",
+            "Ollama tells another architecture, size, quantisation or less context of the model than was asked for.",
+            "qwen3:8b: quantization is Q4_K_M, asked for is Q8_0",
+        ),
+        FaultKind(
+            "partials_in_use",
+            "warning",
+            "Partial blobs were to be removed and are left, since a pull may be at work on them.",
+            "blobs/sha256-9f86...-partial: ollama (pid 812) has it open",
+        ),
+        FaultKind(
+            "proof_not_kept",
+            "warning",
+            "What was proved of a model's blobs could not be written down, so that the next run hashes them again.",
+            "/var/lib/ollama/models/blobs/.volta-transfer: Permission denied",
+        ),
+    ],
+)
+
+fault = CATALOGUE.fault
