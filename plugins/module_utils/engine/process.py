@@ -131,20 +131,6 @@ def processes_in(folder: Path) -> list[int]:
     return found
 
 
-def programs_below(folder: Path) -> set[str]:
-    """Paths of running programs that lie below ``folder``."""
-    root = os.path.realpath(folder)
-    found = set()
-    for pid in _pids():
-        try:
-            program = str(Path(f"/proc/{pid}/exe").readlink())
-        except OSError:
-            continue
-        if program.startswith(root + "/"):
-            found.add(program)
-    return found
-
-
 def _pids() -> Iterator[int]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():

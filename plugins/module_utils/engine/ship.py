@@ -10,7 +10,6 @@ another machine can lack a library, an instruction set, or a card.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import gzip
 import io
 import json
@@ -18,7 +17,7 @@ import os
 import re
 import shutil
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -179,7 +178,7 @@ class _Ship:
         if check_mode:
             return
         account = self._account()
-        with self._lock():
+        with self.store.locked():
             self.store.releases.mkdir(mode=0o755, parents=True, exist_ok=True)
             self.store.clean_partials()
             partial = self.store.releases / f".{(self.asked.name or '')[-12:]}.{os.getpid()}"
@@ -218,7 +217,7 @@ class _Ship:
         if not check_mode:
             account = self._account()
             self._prove(found, account)
-            with self._lock():
+            with self.store.locked():
                 self._switch(found, account, prune=False)
 
     # --- what they share ---
@@ -275,14 +274,6 @@ class _Ship:
         self.store.switch(found.path)
         if prune:
             self.outcome.removed = self.store.prune(self.asked.keep_releases)
-
-    @contextlib.contextmanager
-    def _lock(self) -> Iterator[None]:
-        """The same lock as a build's on this prefix, waited for: both switch the same links."""
-        self.store.prefix.mkdir(mode=0o755, parents=True, exist_ok=True)
-        with (self.store.prefix / ".lock").open("a+", encoding="ascii") as handle:
-            fcntl.flock(handle, fcntl.LOCK_EX)
-            yield
 
 
 def _missing(subject: str, message: str) -> FaultError:

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 from ansible_collections.volta.llm.plugins.module_utils.engine import release
-from ansible_collections.volta.llm.plugins.module_utils.engine.process import programs_below
 from ansible_collections.volta.llm.plugins.module_utils.faults import FaultError
+from ansible_collections.volta.llm.plugins.module_utils.releases import programs_below
 
 
 def make(store: release.Store, version: str, fingerprint: str, age: float = 0.0) -> Path:
