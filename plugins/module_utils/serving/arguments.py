@@ -166,7 +166,7 @@ def plan(settings: Settings, around: Surroundings) -> Plan:
     faults += _check_basics(settings, alias, around)
     split, split_faults = _tensor_split(settings.tensor_split)
     faults += split_faults
-    visible, used, gpu_faults = _visible_gpus(settings, around)
+    visible, used, gpu_faults = visible_gpus(settings.gpus, around)
     faults += gpu_faults
     gpu_count = len(settings.gpus) or len(around.gpu_bus_ids) or None
     if settings.backend == "cpu":
@@ -345,7 +345,7 @@ def _is_number(text: str) -> bool:
     return re.fullmatch(r"\d+(\.\d+)?", text.strip()) is not None
 
 
-def _visible_gpus(settings: Settings, around: Surroundings) -> tuple[list[str], tuple[str, ...] | None, list[Fault]]:
+def visible_gpus(gpus: Sequence[str], around: Surroundings) -> tuple[list[str], tuple[str, ...] | None, list[Fault]]:
     """CUDA_VISIBLE_DEVICES entries (an index in bus order, or a UUID; bus ids become indexes), and the bus ids they
     mean, null where one of them is not known."""
     all_here = list(around.gpu_bus_ids)
@@ -354,7 +354,7 @@ def _visible_gpus(settings: Settings, around: Surroundings) -> tuple[list[str], 
     visible: list[str] = []
     used: list[str | None] = []
     faults: list[Fault] = []
-    for gpu in map(str, settings.gpus):
+    for gpu in map(str, gpus):
         if re.fullmatch(r"(GPU|MIG)-[0-9a-fA-F-]{8,}", gpu):
             visible.append(gpu)
             used.append(by_uuid.get(gpu.lower()))
@@ -377,17 +377,15 @@ def _visible_gpus(settings: Settings, around: Surroundings) -> tuple[list[str], 
             faults.append(_gpu_unknown(f"{gpu!r} names no GPU", all_here))
     cards = [bus or name for bus, name in zip(used, visible, strict=False)]
     if len(set(cards)) != len(cards) or len(set(visible)) != len(visible):
-        faults.append(
-            _invalid("gpus", f"a GPU is named twice: {', '.join(map(str, settings.gpus))}", "Name each once.")
-        )
+        faults.append(_invalid("gpus", f"a GPU is named twice: {', '.join(map(str, gpus))}", "Name each once."))
     if any(name.isdigit() for name in visible) and not all(name.isdigit() for name in visible):
         # What CUDA makes of indexes and UUIDs in one list is written nowhere.
         named = [around.gpu_uuids.get(bus or "", name) for bus, name in zip(used, visible, strict=False)]
         visible = visible if any(name.isdigit() for name in named) else named
-    if not settings.gpus:
+    if not gpus:
         return [], around.gpu_bus_ids or None, faults
     whole = tuple(bus for bus in used if bus is not None)
-    return visible, whole if len(whole) == len(settings.gpus) else None, faults
+    return visible, whole if len(whole) == len(gpus) else None, faults
 
 
 def _gpu_unknown(message: str, known: list[str]) -> Fault:

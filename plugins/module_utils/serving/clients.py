@@ -91,11 +91,14 @@ def table_name(unit: str) -> str:
     return "volta_llm_" + re.sub(r"\W", "_", unit)
 
 
-def ruleset(unit: str, port: int, allowed: Sequence[Network]) -> str:
-    """Text for `nft -f`: whole, whatever was there before. Loopback is always admitted, as readiness is asked there."""
+def ruleset(unit: str, port: int, allowed: Sequence[Network], role: str = "llama_server") -> str:
+    """Text for `nft -f`: whole, whatever was there before. Loopback is always admitted, as readiness is asked there.
+
+    ``role`` is which role of the collection writes it.
+    """
     table = f"inet {table_name(unit)}"
     lines = [
-        "# Written by Ansible (volta.llm.llama_server): who may reach the server. Set before each of its starts.",
+        f"# Written by Ansible (volta.llm.{role}): who may reach the server. Set before each of its starts.",
         f"table {table}",
         f"delete table {table}",
         f"table {table} {{",

@@ -242,8 +242,8 @@ def _prepare_one(server: Server, options: UnitOptions, ground: Ground, alike: Co
     faults += check_tls(settings, engine, ground.check)
     if not computed.faults and not engine.missing:
         faults += parse_by_engine(settings, computed, ground.runner)
-    faults += check_port(settings, {*alike, *ground.leaving}, ground.here)
-    faults += check_address(settings)
+    faults += check_port(settings.host, settings.port, {*alike, *ground.leaving}, ground.here)
+    faults += check_address(settings.host)
     admitted, client_filter, client_faults = _clients(settings, options, ground)
     faults += client_faults
     rules = ruleset(server.unit, settings.port, admitted) if client_filter == "nftables" and admitted else ""
@@ -491,9 +491,8 @@ def parse_by_engine(settings: Settings, computed: Plan, runner: Runner = run) ->
     return [CATALOGUE.fault("argument_refused", Path(settings.binary).name, message, remedy)]
 
 
-def check_address(settings: Settings) -> list[Fault]:
+def check_address(host: str) -> list[Fault]:
     """Whether the machine has the address, by binding to it; what is no address at all is judged with the settings."""
-    host = settings.host
     try:
         # No name is resolved here, so nothing is asked over the network.
         family, kind, _, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)[
@@ -514,7 +513,7 @@ def check_address(settings: Settings) -> list[Fault]:
     return [CATALOGUE.fault("setting_invalid", "host", f"{host} {problem}", remedy)]
 
 
-def check_port(settings: Settings, own: Collection[str], machine: Machine) -> list[Fault]:
+def check_port(host: str, port: int, own: Collection[str], machine: Machine) -> list[Fault]:
     """Another program on the port, named. The unit's own process and one that is about to leave are not in the way."""
     return [
         CATALOGUE.fault(
@@ -523,6 +522,6 @@ def check_port(settings: Settings, own: Collection[str], machine: Machine) -> li
             f"taken by {item.owner}",
             "Stop that program, or give the server another port.",
         )
-        for item in in_the_way(listeners(machine, settings.port), settings.host)
+        for item in in_the_way(listeners(machine, port), host)
         if item.unit not in own
     ]

@@ -124,7 +124,9 @@ def render(unit: Unit) -> str:
         "Restart=on-failure",
         f"RestartSec={RESTART_SECONDS}",
         "",
-        *_hardening(unit),
+        *hardening(unit.cuda, unit.paths),
+        *(["LimitMEMLOCK=infinity"] if unit.limit_memlock else []),
+        *_filtered(unit.admitted),
         "",
         "[Install]",
         "WantedBy=multi-user.target",
@@ -133,10 +135,11 @@ def render(unit: Unit) -> str:
     return "\n".join(lines)
 
 
-def _hardening(unit: Unit) -> list[str]:
-    # What hides folders from the server must not hide what it reads there.
-    home = "read-only" if any(path.startswith(("/home/", "/root/", "/run/user/")) for path in unit.paths) else "yes"
-    tmp = "no" if any(path.startswith(("/tmp/", "/var/tmp/")) for path in unit.paths) else "yes"
+def hardening(cuda: bool, paths: Sequence[str], families: str = "AF_INET AF_INET6 AF_UNIX") -> list[str]:
+    """What keeps a server in its place; ``cuda`` leaves it the cards. ``paths`` are what it uses, links resolved."""
+    # What hides folders from the server must not hide what it uses there.
+    home = "read-only" if any(path.startswith(("/home/", "/root/", "/run/user/")) for path in paths) else "yes"
+    tmp = "no" if any(path.startswith(("/tmp/", "/var/tmp/")) for path in paths) else "yes"
     lines = [
         "NoNewPrivileges=yes",
         "CapabilityBoundingSet=",
@@ -154,7 +157,7 @@ def _hardening(unit: Unit) -> list[str]:
         "RestrictNamespaces=yes",
         "RestrictRealtime=yes",
         "RestrictSUIDSGID=yes",
-        "RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX",
+        f"RestrictAddressFamilies={families}",
         "SystemCallArchitectures=native",
         "SystemCallFilter=@system-service",
         "SystemCallFilter=~@privileged",
@@ -166,14 +169,15 @@ def _hardening(unit: Unit) -> list[str]:
         "LimitCORE=0",
         "DevicePolicy=closed",
     ]
-    if unit.cuda:
+    if cuda:
         # No PrivateDevices: it hides the cards. No MemoryDenyWriteExecute: the CUDA driver compiles kernels.
         lines += [f"DeviceAllow={device} rw" for device in NVIDIA_DEVICES]
     else:
         lines += ["PrivateDevices=yes", "MemoryDenyWriteExecute=yes"]
-    if unit.limit_memlock:
-        lines.append("LimitMEMLOCK=infinity")
-    if unit.admitted is not None:
-        lines += ["IPAddressDeny=any", "IPAddressAllow=localhost"]
-        lines += [f"IPAddressAllow={network}" for network in unit.admitted]
     return lines
+
+
+def _filtered(admitted: Sequence[str] | None) -> list[str]:
+    if admitted is None:
+        return []
+    return ["IPAddressDeny=any", "IPAddressAllow=localhost", *(f"IPAddressAllow={network}" for network in admitted)]
