@@ -135,6 +135,92 @@ CATALOGUE = Catalogue(
             "What was proved of a model's blobs could not be written down, so that the next run hashes them again.",
             "/var/lib/ollama/models/blobs/.volta-transfer: Permission denied",
         ),
+        # Releases: what is asked for, the archive, the program.
+        FaultKind(
+            "ollama_version_invalid",
+            "error",
+            "The version is not that of one release, or that release has no archive.",
+            "version: 'latest' is not a version; newer releases leave the GPU under a driver older than 550",
+        ),
+        FaultKind(
+            "ollama_release_option_invalid",
+            "error",
+            "An option of the release has a value that cannot work; nothing was done.",
+            "prefix: 'opt/ollama' is not an absolute path",
+        ),
+        FaultKind(
+            "ollama_machine_unsupported",
+            "error",
+            "Ollama has no archive for the processor of this machine.",
+            "ppc64le: Ollama has archives for x86_64 and aarch64",
+        ),
+        *(TRANSFER.kinds[code] for code in ("checksum_missing", "hash_mismatch", "dest_not_writable")),
+        FaultKind(
+            "zstd_missing",
+            "error",
+            "The archive is compressed with zstd, and the machine has no program for that.",
+            "zstd: there is no such program on this machine",
+        ),
+        FaultKind(
+            "ollama_archive_unusable",
+            "error",
+            "The archive cannot be read as one of Ollama, or holds no program.",
+            "ollama-linux-amd64.tar.zst: holds no bin/ollama",
+        ),
+        FaultKind(
+            "ollama_archive_unsafe",
+            "critical",
+            "The archive holds an entry that no release of Ollama has; nothing of it was unpacked.",
+            "../../etc/cron.d/x: leads outside the release",
+        ),
+        FaultKind(
+            "ollama_without_cuda_v12",
+            "error",
+            "The archive has no CUDA 12 libraries, and those of CUDA 13 do not know V100 (sm_70).",
+            "ollama-linux-arm64.tar.zst: holds no lib/ollama/cuda_v12",
+        ),
+        FaultKind(
+            "ollama_does_not_run",
+            "critical",
+            "The program of a release does not run on this machine; the release in use was not touched.",
+            "/opt/ollama/releases/.x/bin/ollama: Exec format error",
+        ),
+        FaultKind(
+            "ollama_other_version",
+            "error",
+            "The program is another version than the one asked for; the release in use was not touched.",
+            "bin/ollama: says that it is 0.30.1, asked for is 0.24.0",
+        ),
+        FaultKind(
+            "ollama_release_missing",
+            "error",
+            "There is no release to go back to.",
+            "/opt/ollama/previous: there is no release to go back to",
+        ),
+        FaultKind(
+            "ollama_release_damaged",
+            "error",
+            "Files of a release are not those that were installed; the release in use was not touched.",
+            "0.24.0-15c5f8d66ba0: its files are not those that were installed",
+        ),
+        FaultKind(
+            "ollama_in_use",
+            "error",
+            "A release is to be removed while a program of it runs.",
+            "/opt/ollama/releases/0.24.0-15c5f8d66ba0/bin/ollama: is running",
+        ),
+        FaultKind(
+            "ollama_upgrade_rolled_back",
+            "critical",
+            "A new release did not pass its test; the former one is in use again.",
+            "0.30.5: did not pass, 0.24.0 serves again",
+        ),
+        FaultKind(
+            "ollama_foreign_install",
+            "warning",
+            "The machine has an Ollama that this collection did not install. It was left as it is.",
+            "/usr/local/bin/ollama: is a program of another installation",
+        ),
     ],
 )
 
