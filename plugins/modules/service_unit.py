@@ -1,7 +1,7 @@
 #!/usr/bin/python
 # Copyright: The volta.llm authors
 # GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
-"""Switch a service to another unit file, and back when it does not become ready."""
+"""Switch a service to another unit file or other settings beside it, and back when it does not become ready."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ description:
   - Writes a systemd unit, restarts the service once and waits until it is ready. When it does not become ready, the former unit is put back and
     started again, and the task fails with the last lines of the service's journal.
   - A drop-in that changes what the unit says is refused before anything is done; one that only adds to it is not.
+  - A unit that others wrote is left as it is, with settings of ours in a drop-in beside it (O(dropin)). Switching, and going back, are the same.
   - systemd reads the new unit before it replaces the one in use. A unit that never worked is removed again.
   - A process that outlives SIGKILL, as one does that hangs on a broken GPU, is reported; no second one is started beside it.
   - A unit counts as ready when C(systemctl restart) returns, so readiness belongs into the unit (C(ExecStartPost=)).
@@ -26,8 +27,17 @@ options:
     type: str
     required: true
   content:
-    description: Text of the unit file. Needed unless O(state=absent).
+    description: Text of the unit file. Needed unless O(state=absent), or where O(dropin) goes beside a unit that is there.
     type: str
+  dropin:
+    description:
+      - Text of a drop-in for the unit. Without O(content) the unit file is not touched.
+      - Other drop-ins that set the same things and are read after it are refused.
+    type: str
+  dropin_name:
+    description: Name of the drop-in's file. systemd reads drop-ins in the order of their names.
+    type: str
+    default: 50-volta.conf
   state:
     description: Whether the service runs. V(absent) stops, disables and removes it.
     type: str
@@ -65,6 +75,13 @@ EXAMPLES = r"""
     start_timeout: "{{ plan.load_timeout + 60 }}"
     inputs: [/etc/llama-server/api-keys]
     executable: /opt/llama.cpp/current/bin/llama-server
+
+- name: Give the vendor's service settings of ours
+  volta.llm.service_unit:
+    name: ollama
+    dropin: |
+      [Service]
+      Environment=OLLAMA_CONTEXT_LENGTH=8192
 """
 
 RETURN = r"""
@@ -73,7 +90,7 @@ changes:
   returned: always
   type: list
   elements: str
-  sample: [unit written, restarted]
+  sample: [unit written, drop-in written, restarted]
 reasons:
   description: Why a running service was restarted, in words; in check mode why it would be.
   returned: always
@@ -120,13 +137,18 @@ def main() -> None:
         argument_spec={
             "name": {"type": "str", "required": True},
             "content": {"type": "str"},
+            "dropin": {"type": "str"},
+            "dropin_name": {"type": "str", "default": "50-volta.conf"},
             "state": {"type": "str", "choices": ["started", "stopped", "absent"], "default": "started"},
             "enabled": {"type": "bool", "default": True},
             "start_timeout": {"type": "float", "default": 660.0},
             "inputs": {"type": "list", "elements": "path", "default": []},
             "executable": {"type": "path"},
         },
-        required_if=[("state", "started", ["content"]), ("state", "stopped", ["content"])],
+        required_if=[
+            ("state", "started", ["content", "dropin"], True),
+            ("state", "stopped", ["content", "dropin"], True),
+        ],
         supports_check_mode=True,
     )
     given = module.params
@@ -139,6 +161,8 @@ def main() -> None:
         inputs=given["inputs"],
         executable=given["executable"],
         absent=given["state"] == "absent",
+        dropin=given["dropin"] or "",
+        dropin_name=given["dropin_name"],
     )
     service = Service(wanted)
     try:
@@ -154,14 +178,15 @@ def main() -> None:
         "restarted": outcome.restarted,
         "rolled_back": outcome.rolled_back,
     }
-    if outcome.before != outcome.after:
-        path = str(service.path)
-        results["diff"] = {
-            "before": outcome.before,
-            "after": outcome.after,
-            "before_header": path,
-            "after_header": path,
-        }
+    texts = (
+        (service.path, outcome.before, outcome.after),
+        (service.dropin_path, outcome.dropin_before, outcome.dropin_after),
+    )
+    results["diff"] = [
+        {"before": before, "after": after, "before_header": str(path), "after_header": str(path)}
+        for path, before, after in texts
+        if before != after
+    ]
     finish(module, outcome.faults, changed=bool(outcome.changes), **results)
 
 

@@ -9,7 +9,9 @@ unit sets, or what decides over the program, makes the machine serve otherwise t
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from ..faults import Fault
@@ -20,6 +22,8 @@ _DECISIVE = re.compile(
     r"Exec\w+|Environment|EnvironmentFile|PassEnvironment|UnsetEnvironment|Type|User|Group|DynamicUser|WorkingDirectory"
     r"|RootDirectory|RootImage"
 )
+#: Variables that decide over an engine; others, such as a proxy, are the machine owner's business.
+_DECISIVE_VARIABLE = re.compile(r"(?:OLLAMA|CUDA|NVIDIA|GGML|LLAMA|HIP|ROCR|GPU|LD)_\w+|HOME")
 #: Of these one more does not take away the others.
 _ADDED = re.compile(r"After|Before|Wants|Requires|BindsTo|PartOf|Documentation|WantedBy|RequiresMountsFor")
 
@@ -32,9 +36,18 @@ def drop_ins(unit: Path, read: Iterable[str]) -> list[str]:
     return list(dict.fromkeys([*read, *sorted(map(str, (unit.parent / f"{unit.name}.d").glob("*.conf")))]))
 
 
-def overridden(name: str, content: str, paths: Iterable[str]) -> list[Fault]:
-    """A fault for each of the files ``paths`` that changes what the unit file's text ``content`` says."""
-    ours = set(_assignments(content))
+def overridden(
+    name: str, content: str, paths: Iterable[str], ours: str = "", settings: str = "environment, extra_args"
+) -> list[Fault]:
+    """A fault for each of the files ``paths`` that changes what the unit file's text ``content`` says.
+
+    ``ours`` is the name of the drop-in that ``content`` is the text of, where it is one: systemd reads them in the
+    order of their names, whatever folder they lie in, so that what an earlier one sets is set again by ours. Of
+    variables only those count then that ours sets or that decide over the engine.
+    """
+    set_here = list(lines_of(content))
+    keys_here = {line.key for line in set_here}
+    variables_here = {variable for line in set_here if line.key == "Environment" for variable, _ in line.variables()}
     faults = []
     for path in paths:
         try:
@@ -44,27 +57,64 @@ def overridden(name: str, content: str, paths: Iterable[str]) -> list[Fault]:
             continue
         # Those for all services come with a distribution or a container, which cannot do some of the hardening.
         for_all = Path(path).parent.name == "service.d"
-        keys = [
-            key
-            for key in dict.fromkeys(_assignments(text))
-            if _DECISIVE.fullmatch(key) or (key in ours and not for_all and not _ADDED.fullmatch(key))
-        ]
-        if keys:
+        earlier = bool(ours) and Path(path).name < ours
+        found: dict[str, int] = {}
+        for line in lines_of(text):
+            if ours and line.key == "Environment":
+                for variable, _ in line.variables():
+                    here = variable in variables_here
+                    if (here and not earlier) or (not here and _DECISIVE_VARIABLE.fullmatch(variable)):
+                        found.setdefault(variable, line.number)
+                continue
+            here = line.key in keys_here
+            if earlier and here:
+                continue
+            if _DECISIVE.fullmatch(line.key) or (here and not for_all and not _ADDED.fullmatch(line.key)):
+                found.setdefault(line.key, line.number)
+        if found:
+            numbers = ", ".join(map(str, sorted(set(found.values()))))
             faults.append(
                 CATALOGUE.fault(
                     "unit_overridden",
                     path,
-                    f"sets {', '.join(keys)} of {name} otherwise than the settings do",
-                    "Move what it is for into the settings (environment, extra_args) and remove the file, "
+                    f"sets {', '.join(found)} of {name} otherwise than the settings do (line {numbers})",
+                    f"Move what it is for into the settings ({settings}) and remove the file, "
                     f"then: systemctl daemon-reload && systemctl restart {name}",
                 )
             )
     return faults
 
 
-def _assignments(text: str) -> Iterator[str]:
-    """The keys that a unit file's text sets, in order; a line that ends in a backslash goes on in the next."""
-    for line in re.sub(r"\\\n", " ", text).splitlines():
-        key, equals, _ = line.strip().partition("=")
+@dataclass(frozen=True)
+class Line:
+    """What one line of a unit file sets; ``number`` is that of its first line, from 1."""
+
+    number: int
+    key: str
+    value: str
+
+    def variables(self) -> list[tuple[str, str]]:
+        """Names and values that an Environment line assigns (systemd.exec(5), Environment=)."""
+        try:
+            words = shlex.split(self.value)
+        except ValueError:
+            # A quote that is not closed: systemd passes over such a line.
+            return []
+        pairs = [word.partition("=") for word in words]
+        return [(variable, value.replace("%%", "%")) for variable, equals, value in pairs if equals]
+
+
+def lines_of(text: str) -> Iterator[Line]:
+    """What a unit file's text sets, in order; a line that ends in a backslash goes on in the next."""
+    number = 0
+    waiting = text.splitlines()
+    while waiting:
+        number += 1
+        first = number
+        line = waiting.pop(0)
+        while line.endswith("\\") and waiting:
+            number += 1
+            line = line[:-1] + " " + waiting.pop(0)
+        key, equals, value = line.strip().partition("=")
         if equals and not key.startswith(("#", ";")):
-            yield key.strip()
+            yield Line(first, key.strip(), value.strip())

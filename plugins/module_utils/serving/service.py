@@ -2,9 +2,11 @@
 # GNU General Public License v3.0 or later (see LICENSE or https://www.gnu.org/licenses/gpl-3.0.txt)
 """Switching a service to another unit file, and back when the new one does not work.
 
-While a switch is under way the former unit lies beside the new one as ``NAME.service.before``. A run that is killed
-leaves it there; the next run goes on, and can still bring the former unit back. What a running process has read is
-told by time, as a file that is newer than the process is not what the process runs with, and by what it has mapped.
+A unit file of ours is one file; settings for a unit that others wrote are a drop-in beside it (``NAME.service.d/``),
+with a unit file of ours only where there is none. While a switch is under way the former file lies beside the new one
+as ``NAME.service.before``; where there was no drop-in before, that one is empty. A run that is killed leaves it there;
+the next run goes on, and can still bring the former settings back. What a running process has read is told by time, as
+a file that is newer than the process is not what the process runs with, and by what it has mapped.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ COMMAND_TIMEOUT = 60.0
 class Status:
     """What systemd says of a unit. ``pid`` is null while no main process runs; ``started`` is its start, epoch s.
 
-    ``drop_ins`` are the files beside the unit that systemd has read for it.
+    ``drop_ins`` are the files beside the unit that systemd has read for it, ``fragment`` the unit file itself.
     """
 
     active: str
@@ -47,6 +49,7 @@ class Status:
     started: float | None
     needs_reload: bool
     drop_ins: tuple[str, ...] = ()
+    fragment: str = ""
 
     @property
     def running(self) -> bool:
@@ -65,7 +68,8 @@ def full_name(unit: str) -> str:
 def status(name: str, runner: Runner = run) -> Status:
     """Ask systemd; a unit that does not exist is inactive and not enabled."""
     keys = (
-        "ActiveState,SubState,Result,MainPID,UnitFileState,ExecMainStartTimestampMonotonic,NeedDaemonReload,DropInPaths"
+        "ActiveState,SubState,Result,MainPID,UnitFileState,ExecMainStartTimestampMonotonic,NeedDaemonReload,DropInPaths,"
+        "FragmentPath"
     )
     done = runner(["systemctl", "show", name, f"--property={keys}"], COMMAND_TIMEOUT)
     if not done.ok:
@@ -83,6 +87,7 @@ def status(name: str, runner: Runner = run) -> Status:
         started=started,
         needs_reload=found.get("NeedDaemonReload") == "yes",
         drop_ins=tuple(found.get("DropInPaths", "").split()),
+        fragment=found.get("FragmentPath", ""),
     )
 
 
@@ -109,8 +114,9 @@ def journal_tail(name: str, since: float | None = None, lines: int = JOURNAL_LIN
 class Wanted:
     """How the service shall be; ``absent`` removes it, whatever else is said.
 
-    ``content`` is the unit file's text. ``inputs`` are files the process reads at its start; one that is newer than the
-    process calls for a restart. ``executable`` is the program the process must run, links resolved.
+    ``content`` is the unit file's text. With ``dropin``, the text of a file ``dropin_name`` beside it, the unit file
+    may be another's: ``content`` is empty then. ``inputs`` are files the process reads at its start; one that is newer
+    than the process calls for a restart. ``executable`` is the program the process must run, links resolved.
     """
 
     name: str
@@ -121,11 +127,14 @@ class Wanted:
     inputs: Sequence[str] = ()
     executable: str | None = None
     absent: bool = False
+    dropin: str = ""
+    dropin_name: str = "50-volta.conf"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """``changes`` in words, empty when nothing had to be done; ``before`` and ``after`` are unit file texts.
+    """``changes`` in words, empty when nothing had to be done; ``before`` and ``after`` are unit file texts, the
+    drop-in's in ``dropin_before`` and ``dropin_after``.
 
     ``reasons``: why a running service was or would be restarted.
     """
@@ -136,10 +145,53 @@ class Outcome:
     faults: tuple[Fault, ...] = ()
     rolled_back: bool = False
     reasons: tuple[str, ...] = ()
+    dropin_before: str = ""
+    dropin_after: str = ""
 
     @property
     def restarted(self) -> bool:
         return "started" in self.changes or "restarted" in self.changes
+
+
+@dataclass(frozen=True)
+class _File:
+    """A file of ours, and where the one before it lies during a switch; ``marked`` where an empty one of these says
+    that there was none."""
+
+    path: Path
+    content: str
+    former: Path
+    marked: bool
+
+    @property
+    def before(self) -> str | None:
+        return _read(self.path)
+
+    @property
+    def differs(self) -> bool:
+        return self.before != self.content
+
+    def write(self) -> None:
+        """Replace the file; the former one is kept until the switch is over."""
+        before = self.before
+        self.path.parent.mkdir(mode=0o755, exist_ok=True)
+        if not self.former.exists() and (before is not None or self.marked):
+            replace_file(self.former, (before or "").encode())
+        replace_file(self.path, self.content.encode())
+
+    def restore(self) -> bool:
+        """Put the former one back; whether there is one to go back to, if only that there was none."""
+        former = _read(self.former)
+        if former is None:
+            return False
+        if former or not self.marked:
+            replace_file(self.path, former.encode())
+        else:
+            self.path.unlink(missing_ok=True)
+        return True
+
+    def forget(self) -> None:
+        self.former.unlink(missing_ok=True)
 
 
 class Service:
@@ -149,73 +201,97 @@ class Service:
         self.wanted = wanted
         self.name = full_name(wanted.name)
         self.path = folder / self.name
+        self.dropin_path = folder / f"{self.name}.d" / wanted.dropin_name
         self.former = folder / f"{self.name}.before"
+        self._unit = _File(self.path, wanted.content, self.former, bool(wanted.dropin))
+        self._dropin = _File(
+            self.dropin_path, wanted.dropin, self.dropin_path.with_name(f"{wanted.dropin_name}.before"), True
+        )
+        # The drop-in first: read alone it changes nothing that runs, and the unit file is last to go.
+        self._files = [
+            *([self._dropin] if wanted.dropin else []),
+            *([self._unit] if wanted.content or not wanted.dropin else []),
+        ]
         self._run = runner
 
     def converge(self, check: bool = False) -> Outcome:
         """Bring the service to what is wanted. Raises FaultError where systemd cannot be asked or told."""
-        before = _read(self.path)
         now = status(self.name, self._run)
         if self.wanted.absent:
-            return self._remove(before, now, check)
+            return self._remove(now, check)
+        texts = self._texts()
         faults = self._overridden(now)
         if faults:
-            return Outcome((), before or "", before or "", faults)
-        file_differs = before != self.wanted.content
+            return Outcome((), texts[0], texts[0], faults, False, (), texts[2], texts[2])
+        differing = [file for file in self._files if file.differs]
         changes = []
         reasons: tuple[str, ...] = ()
-        if file_differs:
+        if self._unit in differing:
             changes.append("unit written")
+        if self._dropin in differing:
+            changes.append("drop-in written")
         if self.wanted.enabled != now.enabled:
             changes.append("enabled" if self.wanted.enabled else "disabled")
         if self.wanted.started:
             if not now.running:
                 changes.append("started")
             else:
-                reasons = (*(["its settings changed"] if file_differs else []), *self._stale(now))
+                reasons = (*(["its settings changed"] if differing else []), *self._stale(now))
                 if reasons:
                     changes.append("restarted")
         elif now.active not in ("inactive", "failed"):
             changes.append("stopped")
-        if check or not (changes or self.former.exists() or now.needs_reload):
-            return Outcome(tuple(changes), before or "", self.wanted.content, reasons=reasons)
 
-        if file_differs:
-            self._verify()
-            if before is not None and not self.former.exists():
-                replace_file(self.former, before.encode())
-            replace_file(self.path, self.wanted.content.encode())
+        def outcome(faults: tuple[Fault, ...] = (), back: bool = False) -> Outcome:
+            return Outcome(tuple(changes), texts[0], texts[1], faults, back, reasons, texts[2], texts[3])
+
+        under_way = any(file.former.exists() for file in self._files)
+        if check or not (changes or under_way or now.needs_reload):
+            return outcome()
+
+        if differing:
+            self._verify(now)
+            for file in differing:
+                file.write()
         # Before systemd reads the new unit: what the former one takes away at its end, such as rules for its clients,
         # the new one may know nothing of.
         if "stopped" in changes:
             self._systemctl("stop", self.name, timeout=self.wanted.start_timeout)
         starts = "started" in changes or "restarted" in changes
         fault = self._stop(now) if starts and now.pid is not None else None
-        if file_differs or now.needs_reload:
+        if differing or now.needs_reload:
             self._systemctl("daemon-reload")
         if starts:
             fault, back = self._start(now) if fault is None else (fault, False)
             if fault is not None:
-                return Outcome(tuple(changes), before or "", self.wanted.content, (fault,), back, reasons)
+                return outcome((fault,), back)
         if self.wanted.enabled != now.enabled:
             self._systemctl("enable" if self.wanted.enabled else "disable", self.name)
-        self.former.unlink(missing_ok=True)
-        return Outcome(tuple(changes), before or "", self.wanted.content, reasons=reasons)
+        for file in self._files:
+            file.forget()
+        return outcome()
 
-    def _remove(self, before: str | None, now: Status, check: bool) -> Outcome:
+    def _texts(self) -> tuple[str, str, str, str]:
+        """Texts of unit file and drop-in, each as it is and as it is wanted; of a file that is not ours empty."""
+        unit = (self._unit.before or "", self._unit.content) if self._unit in self._files else ("", "")
+        dropin = (self._dropin.before or "", self._dropin.content) if self._dropin in self._files else ("", "")
+        return *unit, *dropin
+
+    def _remove(self, now: Status, check: bool) -> Outcome:
         """Stop and disable the service, and remove its files. One that cannot be stopped keeps them."""
-        there = [path for path in (self.path, self.former) if path.exists()]
+        texts = self._texts()
+        there = [path for file in self._files for path in (file.path, file.former) if path.exists()]
         changes = [
             *(["stopped"] if now.active not in ("inactive", "failed") else []),
             *(["disabled"] if now.enabled else []),
             *(["unit removed"] if there else []),
         ]
         if check or not changes:
-            return Outcome(tuple(changes), before or "", "")
+            return Outcome(tuple(changes), texts[0], "", dropin_before=texts[2])
         if now.pid is not None:
             stuck = self._stop(now)
             if stuck is not None:
-                return Outcome(tuple(changes), before or "", before or "", (stuck,))
+                return Outcome(tuple(changes), texts[0], texts[0], (stuck,), False, (), texts[2], texts[2])
         elif "stopped" in changes:
             self._systemctl("stop", self.name, timeout=self.wanted.start_timeout)
         if now.enabled:
@@ -224,7 +300,7 @@ class Service:
             path.unlink(missing_ok=True)
         self._systemctl("daemon-reload")
         self._systemctl("reset-failed", self.name, must=False)
-        return Outcome(tuple(changes), before or "", "")
+        return Outcome(tuple(changes), texts[0], "", dropin_before=texts[2])
 
     def _stop(self, now: Status) -> Fault | None:
         """Stop a running service; a fault where its process outlives even SIGKILL, as one does that hangs on a GPU."""
@@ -244,13 +320,16 @@ class Service:
         """What other files make of the unit; of no matter for a service that shall not run."""
         if not self.wanted.started:
             return ()
-        return tuple(overridden(self.name, self.wanted.content, drop_ins(self.path, now.drop_ins)))
+        beside = [path for path in drop_ins(self.path, now.drop_ins) if path != str(self.dropin_path)]
+        if not self.wanted.dropin:
+            return tuple(overridden(self.name, self.wanted.content, beside))
+        return tuple(overridden(self.name, self.wanted.dropin, beside, self.wanted.dropin_name, "environment"))
 
     def _stale(self, now: Status) -> tuple[str, ...]:
         """Why the running process is not what it would be if started now: it began before a file was written that it
         reads, holds former ones, or runs another program. Empty where it is."""
         if now.started is not None:
-            for path in (str(self.path), *self.wanted.inputs):
+            for path in (*(str(file.path) for file in self._files), *self.wanted.inputs):
                 try:
                     written = Path(path).stat().st_mtime
                 except OSError:
@@ -263,20 +342,19 @@ class Service:
             if held:
                 return (f"{held[0]} was replaced since it was loaded",)
         if self.wanted.executable and now.pid is not None:
-            try:
-                running = Path(f"/proc/{now.pid}/exe").readlink()
-            except OSError:
-                return ()
-            program = os.path.realpath(self.wanted.executable)
-            if str(running) != program:
-                return (f"it runs {running}, not {program}",)
+            return _other_program(now.pid, now.started, self.wanted.executable)
         return ()
 
-    def _verify(self) -> None:
+    def _verify(self, now: Status) -> None:
         """Let systemd read the new unit before it replaces the one in use."""
         with tempfile.TemporaryDirectory(prefix="volta-llm-") as folder:
             candidate = Path(folder) / self.name
-            candidate.write_text(self.wanted.content, encoding="utf-8")
+            unit = self.wanted.content or _read(Path(now.fragment or self.path)) or ""
+            candidate.write_text(unit, encoding="utf-8")
+            if self.wanted.dropin:
+                beside = Path(folder) / f"{self.name}.d" / self.wanted.dropin_name
+                beside.parent.mkdir()
+                beside.write_text(self.wanted.dropin, encoding="utf-8")
             done = self._run(["systemd-analyze", "verify", str(candidate)], COMMAND_TIMEOUT)
         # Units that this one refers to are judged along with it; what is wrong with those is not ours to refuse.
         complaints = [line.replace(f"{folder}/", "") for line in done.stderr.splitlines() if self.name in line]
@@ -303,10 +381,13 @@ class Service:
         if not done.timed_out and failed.result not in ("timeout", "success"):
             why = "ended before it was ready"
         back = self._restore(now)
+        settings = "settings are" if self.wanted.dropin else "unit is"
         if back:
-            consequence = "The former unit is in place again and running."
-        elif self.path.exists():
+            consequence = f"The former {settings} in place again and running."
+        elif self._files[0].path.exists():
             consequence = "The service is stopped."
+        elif self.wanted.dropin:
+            consequence = "The drop-in was removed again; there was none before."
         else:
             consequence = "The unit was removed again; there was none before."
         lines = f" Its last lines:\n{tail}\n" if tail else " "
@@ -326,20 +407,20 @@ class Service:
     def _restore(self, now: Status) -> bool:
         """Stop what failed and go back to the former unit, if there is one; whether it runs again."""
         self._systemctl("stop", self.name, timeout=self.wanted.start_timeout, must=False)
-        former = _read(self.former)
-        if former is None:
-            if not now.enabled and now.active in ("inactive", "failed") and now.pid is None:
+        restored = [file.restore() for file in self._files]
+        if not any(restored):
+            if not self.wanted.dropin and not now.enabled and now.active in ("inactive", "failed") and now.pid is None:
                 # Never worked: a unit that cannot start must not be left to be started at boot.
                 self.path.unlink(missing_ok=True)
                 self._systemctl("daemon-reload", must=False)
             return False
-        replace_file(self.path, former.encode())
         self._systemctl("daemon-reload", must=False)
         self._systemctl("reset-failed", self.name, must=False)
         back = False
         if now.running or now.enabled:
             back = self._run(["systemctl", "restart", self.name], self.wanted.start_timeout).ok
-        self.former.unlink(missing_ok=True)
+        for file in self._files:
+            file.forget()
         return back
 
     def _systemctl(self, *words: str, timeout: float = COMMAND_TIMEOUT, must: bool = True) -> None:
@@ -370,6 +451,26 @@ def _state(pid: int | None) -> str:
 
 def _alive(pid: int | None) -> bool:
     return _state(pid) not in ("Z", "X")
+
+
+def _other_program(pid: int, started: float | None, executable: str) -> tuple[str, ...]:
+    """Why a process does not run this program; empty where it does, or where it cannot be told.
+
+    A script's process runs its interpreter: of one it is told by time whether the links to it lead elsewhere now.
+    """
+    program = os.path.realpath(executable)
+    try:
+        running = str(Path(f"/proc/{pid}/exe").readlink())
+        with Path(program).open("rb") as file:
+            script = file.read(2) == b"#!"
+    except OSError:
+        return ()
+    if not script:
+        return (f"it runs {running}, not {program}",) if running != program else ()
+    links = [path for path in (Path(executable), *Path(executable).parents) if path.is_symlink()]
+    if started is not None and any(started < path.lstat().st_mtime <= time.time() for path in links):
+        return (f"{executable} leads to {program} since it started",)
+    return ()
 
 
 def _read(path: Path) -> str | None:

@@ -100,7 +100,11 @@ class PlayedSystemd:
         return Completed(words, 0, stdout="\n".join(f"{key}={value}" for key, value in values.items()))
 
     def _current(self) -> str | None:
-        return self.path.read_text() if self.path.exists() else None
+        """The unit file, with settings of ours beside it."""
+        if not self.path.exists():
+            return None
+        beside = self.folder / "x.service.d/50-volta.conf"
+        return self.path.read_text() + (beside.read_text() if beside.exists() else "")
 
     def daemon_reload(self, words: tuple[str, ...]) -> Completed:
         self.loaded = self._current()
@@ -447,3 +451,139 @@ def test_an_instance_that_cannot_be_stopped_keeps_its_unit(serving: PlayedSystem
 def test_known_last_words_are_explained(lines: str, meaning: str) -> None:
     assert meaning in cause(f"Starting x\n{lines}\nfailed")
     assert bool(cause(lines)) == bool(meaning)
+
+
+# --- settings of ours beside a unit that others wrote -----------------------------------------------------------------
+
+SETTINGS = "[Service]\nEnvironment=A=1\n"
+OTHER_SETTINGS = "[Service]\nEnvironment=A=2\n"
+BROKEN_SETTINGS = "[Service]\nEnvironment=A=broken\n"
+
+
+def beside(systemd: PlayedSystemd, dropin: str = SETTINGS, content: str = "", **more: object) -> Service:
+    return service(systemd, content, dropin=dropin, **more)
+
+
+def all_names(systemd: PlayedSystemd) -> list[str]:
+    return sorted(str(path.relative_to(systemd.folder)) for path in systemd.folder.rglob("*") if path.is_file())
+
+
+def test_settings_go_beside_a_unit_of_others(serving: PlayedSystemd) -> None:
+    outcome = beside(serving).converge()
+    assert (outcome.changes, outcome.reasons) == (("drop-in written", "restarted"), ("its settings changed",))
+    assert (outcome.before, outcome.after) == ("", "")
+    assert (outcome.dropin_before, outcome.dropin_after) == ("", SETTINGS)
+    assert (serving.running, serving.path.read_text()) == (OLD + SETTINGS, OLD)
+    assert all_names(serving) == ["x.service", "x.service.d/50-volta.conf"]
+    assert beside(serving).converge().changes == ()
+    assert serving.restarts == 1
+
+
+def test_a_unit_of_ours_comes_along_where_there_is_none(bare: PlayedSystemd) -> None:
+    assert beside(bare, content=OLD).converge(check=True).changes == (
+        "unit written",
+        "drop-in written",
+        "enabled",
+        "started",
+    )
+    assert all_names(bare) == []
+    beside(bare, content=OLD).converge()
+    assert (bare.running, bare.enabled) == (OLD + SETTINGS, True)
+    assert all_names(bare) == ["x.service", "x.service.d/50-volta.conf"]
+    assert beside(bare, content=OLD).converge().changes == ()
+
+
+def test_settings_that_do_not_start_give_way_to_the_former(serving: PlayedSystemd) -> None:
+    beside(serving).converge()
+    outcome = beside(serving, BROKEN_SETTINGS).converge()
+    (fault,) = outcome.faults
+    assert (fault.code, outcome.rolled_back, serving.running) == ("service_start_failed", True, OLD + SETTINGS)
+    assert "The former settings are in place again and running." in fault.message
+    assert all_names(serving) == ["x.service", "x.service.d/50-volta.conf"]
+
+
+def test_first_settings_that_do_not_start_leave_the_service_as_others_set_it(serving: PlayedSystemd) -> None:
+    outcome = beside(serving, BROKEN_SETTINGS).converge()
+    assert (outcome.rolled_back, serving.running, serving.loaded) == (True, OLD, OLD)
+    assert all_names(serving) == ["x.service"]
+
+
+def test_a_first_service_that_does_not_start_leaves_no_file(bare: PlayedSystemd) -> None:
+    outcome = beside(bare, BROKEN_SETTINGS, OLD).converge()
+    (fault,) = outcome.faults
+    assert "The drop-in was removed again; there was none before." in fault.message
+    assert (outcome.rolled_back, all_names(bare), bare.enabled, bare.loaded) == (False, [], False, None)
+
+
+def test_settings_are_read_by_systemd_together_with_the_unit(serving: PlayedSystemd) -> None:
+    seen = []
+
+    def run(argv: Sequence[str], timeout: float) -> Completed:
+        if argv[0] == "systemd-analyze":
+            unit = Path(argv[2])
+            seen.append((unit.read_text(), (unit.parent / "x.service.d/50-volta.conf").read_text()))
+        return serving(argv, timeout)
+
+    Service(Wanted("x", "", True, True, 60.0, dropin=SETTINGS), serving.folder, run).converge()
+    assert seen == [(OLD, SETTINGS)]
+
+
+@pytest.mark.parametrize("kind", ["new", "first", "first of others"])
+@pytest.mark.parametrize("settings", [OTHER_SETTINGS, BROKEN_SETTINGS])
+def test_a_killed_run_with_settings_beside_is_completed_by_the_next(tmp_path: Path, kind: str, settings: str) -> None:
+    content = OLD if kind == "first" else ""
+    for at in range(50):
+        folder = tmp_path / f"{at}"
+        folder.mkdir()
+        systemd = PlayedSystemd(folder)
+        if kind != "first":
+            service(systemd, OLD).converge()
+        if kind == "new":
+            beside(systemd).converge()
+        before = (systemd.running, all_names(systemd))
+        systemd.calls.clear()
+        systemd.die_at = at
+        try:
+            beside(systemd, settings, content).converge()
+        except Killed:
+            systemd.die_at = None
+            outcome = beside(systemd, settings, content).converge()
+        else:
+            assert at > 4
+            break
+        if settings == OTHER_SETTINGS:
+            assert (systemd.running, outcome.faults) == (OLD + settings, ()), f"killed at {at}"
+            assert all_names(systemd) == ["x.service", "x.service.d/50-volta.conf"]
+        else:
+            assert [fault.code for fault in outcome.faults] == ["service_start_failed"], f"killed at {at}"
+            assert (systemd.running, all_names(systemd)) == before, f"killed at {at}"
+    else:
+        pytest.fail("the run never came to its end")
+
+
+def test_a_later_drop_in_that_sets_what_ours_sets(serving: PlayedSystemd) -> None:
+    stray = serving.folder / "x.service.d/override.conf"
+    stray.parent.mkdir()
+    stray.write_text("[Service]\nEnvironment=A=3\n")
+    outcome = beside(serving).converge()
+    (fault,) = outcome.faults
+    assert (fault.code, fault.subject) == ("unit_overridden", str(stray))
+    assert "sets A of x.service" in fault.message
+    assert (outcome.changes, serving.running) == ((), OLD)
+    stray.rename(stray.with_name("10-local.conf"))
+    assert beside(serving).converge().faults == ()
+
+
+def test_a_script_is_known_by_the_links_to_it(serving: PlayedSystemd, tmp_path: Path) -> None:
+    """Its process runs the interpreter, so that what the process runs says nothing of the release."""
+    program = tmp_path / "releases/2/x"
+    program.parent.mkdir(parents=True)
+    program.write_text("#!/bin/sh\n")
+    current = tmp_path / "current"
+    current.symlink_to(program.parent)
+    serving.started = time.time() + 1
+    assert service(serving, OLD, executable=str(current / "x")).converge().changes == ()
+    serving.started = current.lstat().st_mtime - 1
+    os.utime(serving.path, (0, 0))
+    outcome = service(serving, OLD, executable=str(current / "x")).converge()
+    assert outcome.reasons == (f"{current}/x leads to {program} since it started",)
