@@ -5,7 +5,8 @@
 from __future__ import annotations
 
 from ..compat import FAULTS as COMPAT
-from ..faults import DISK_FULL, SOURCE_UNREACHABLE, Catalogue, FaultKind
+from ..faults import DISK_FULL, PORT_TAKEN, SOURCE_UNREACHABLE, Catalogue, FaultKind
+from ..serving.catalogue import CATALOGUE as SERVING
 from ..transfer.catalogue import CATALOGUE as TRANSFER
 
 CATALOGUE = Catalogue(
@@ -220,6 +221,69 @@ CATALOGUE = Catalogue(
             "warning",
             "The machine has an Ollama that this collection did not install. It was left as it is.",
             "/usr/local/bin/ollama: is a program of another installation",
+        ),
+        # Settings of the service.
+        PORT_TAKEN,
+        *(
+            SERVING.kinds[code]
+            for code in (
+                *("setting_invalid", "account_unusable", "gpu_unknown", "gpu_held", "clients_not_enforced"),
+                *("unit_overridden", "engine_missing"),
+            )
+        ),
+        FaultKind(
+            "ollama_variable_unknown",
+            "error",
+            "The release of Ollama reads no variable of this name, so that the setting would have no effect.",
+            "environment: OLLAMA_NUM_GPU: no release of Ollama reads it, and Ollama does not say so",
+        ),
+        FaultKind(
+            "ollama_variable_managed",
+            "error",
+            "A variable of the environment is set that a setting of its own controls, or that must not be set.",
+            "environment: OLLAMA_HOST: `host` says the same",
+        ),
+        FaultKind(
+            "ollama_variable_invalid",
+            "error",
+            "Ollama would read the value of a variable otherwise than it is meant, or pass over it.",
+            "environment: OLLAMA_SCHED_SPREAD: Ollama takes 'no' for true",
+        ),
+        FaultKind(
+            "ollama_open_to_network",
+            "error",
+            "Ollama would listen on an address that other machines reach, and asks nobody for a key.",
+            "host: 0.0.0.0 is reachable from other machines, and Ollama has no API key",
+        ),
+        FaultKind(
+            "ollama_library_unusable",
+            "error",
+            "The library that Ollama is told to use has no code for the GPUs of the machine.",
+            "llm_library: cuda_v13 has no code for compute capability 7.0",
+        ),
+        FaultKind(
+            "ollama_folder_unreachable",
+            "critical",
+            "The account of the service cannot get to the folder of the models, or not use what is in it.",
+            "/home/alice: ollama may not enter it (mode 0750, owner alice)",
+        ),
+        FaultKind(
+            "ollama_folder_hidden",
+            "critical",
+            "The unit of the service hides the folder of the models or makes it read-only, whatever the modes are.",
+            "/home/ollama-models: ProtectHome=yes of /etc/systemd/system/ollama.service.d/zz.conf (line 2) hides it",
+        ),
+        FaultKind(
+            "ollama_unit_edited",
+            "warning",
+            "The vendor's unit was edited by hand. It is left as it is; what our settings also say is said by them.",
+            "/etc/systemd/system/ollama.service: line 12 sets OLLAMA_HOST, which `host` overrides",
+        ),
+        FaultKind(
+            "engines_share_gpu",
+            "error",
+            "Two engines that are to run at once would use the same GPU.",
+            "gpus: 0000:1a:00.0 is used by the other engine as well",
         ),
     ],
 )
