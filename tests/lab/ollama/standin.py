@@ -1486,7 +1486,9 @@ class Scheduler:
         except OSError as exc:
             raise ApiError(go_error("stat", cast(Path, model.weights), exc)) from None
         context = self._context(model, options, header)
-        wanted: dict[str, Any] = {name: options[name] for name in ("num_gpu", "main_gpu", "num_batch") if name in options}
+        wanted: dict[str, Any] = {
+            name: options[name] for name in ("num_gpu", "main_gpu", "num_batch") if name in options
+        }
         with self._changed:
             while True:
                 runner = self._loaded.get(key)
