@@ -17,7 +17,7 @@ description:
   - A release that is there whole is neither fetched nor read again, and no network is used.
   - The project's install script is never run, and no driver is installed. It takes the newest release, overwrites the unit, and may install
     a driver that no longer knows Volta.
-  - The service is not touched. Role ollama restarts it when C(current) leads to another program.
+  - The service is not touched but by V(previous) with O(unit). Role ollama restarts it when C(current) leads to another program.
   - "Proxies are taken from the environment (C(http_proxy), C(https_proxy), C(no_proxy))."
 options:
   version:
@@ -57,10 +57,12 @@ options:
     default: /opt/ollama
   state:
     description:
+      - V(passed) notes that the release in use has served what was asked of it, which is not a change of the machine. Until then trouble
+        is taken for that of the upgrade (RV(passed)).
       - V(previous) puts the release into use that C(<prefix>/previous) leads to, and C(previous) then leads to the one in use now.
       - V(absent) removes all releases and links, but no models. It is refused while a program of a release runs.
     type: str
-    choices: [present, previous, absent]
+    choices: [present, passed, previous, absent]
     default: present
   activate:
     description: Whether V(present) switches C(current) to the release. If not, it is laid down and proven only.
@@ -82,6 +84,20 @@ options:
         is reported and left as it is.
     type: str
     default: /usr/local/bin/ollama
+  unit:
+    description: Service to restart after V(previous) has switched. Empty for none.
+    type: str
+    default: ""
+  start_timeout:
+    description: Seconds that the start of O(unit) may take.
+    type: float
+    default: 300.0
+  because:
+    description:
+      - Why the release in use is given up. With it V(previous) ends with the fault C(ollama_upgrade_rolled_back) once the former release is
+        in use again and O(unit) was restarted.
+    type: str
+    default: ""
   timeout:
     description: Seconds to wait for a connection.
     type: float
@@ -121,7 +137,8 @@ notes:
   - "The fault codes are: V(ollama_version_invalid), V(ollama_release_option_invalid), V(ollama_machine_unsupported), V(checksum_missing),
     V(hash_mismatch), V(source_missing), V(source_unreachable), V(source_refused) and the others of M(volta.llm.model_download),
     V(zstd_missing), V(ollama_archive_unusable), V(ollama_archive_unsafe), V(ollama_without_cuda_v12), V(disk_full), V(dest_not_writable),
-    V(ollama_does_not_run), V(ollama_other_version), V(ollama_release_missing), V(ollama_release_damaged), V(ollama_in_use); as a warning
+    V(ollama_does_not_run), V(ollama_other_version), V(ollama_release_missing), V(ollama_release_damaged), V(ollama_in_use),
+    V(ollama_upgrade_rolled_back), V(service_start_failed); as a warning
     V(ollama_foreign_install)."
 author:
   - The volta.llm authors (@volta-llm)
@@ -147,6 +164,12 @@ EXAMPLES = r"""
 - name: Go back to the one before
   volta.llm.ollama_release:
     state: previous
+
+- name: Go back because the new one fails, restart the service, and fail with the reason
+  volta.llm.ollama_release:
+    state: previous
+    unit: ollama.service
+    because: "{{ ansible_failed_result.msg }}"
 """
 
 RETURN = r"""
@@ -196,6 +219,10 @@ activated:
   type: bool
 switched:
   description: Whether this run switched C(current). RV(previous) is then the release that was in use before.
+  returned: always
+  type: bool
+passed:
+  description: Whether the release has ever served what was asked of it, as noted by O(state=passed).
   returned: always
   type: bool
 current:
@@ -249,11 +276,14 @@ def main() -> None:
             "sha256": {"type": "str", "default": ""},
             "checksums": {"type": "str", "default": ""},
             "prefix": {"type": "path", "default": "/opt/ollama"},
-            "state": {"type": "str", "choices": ["present", "previous", "absent"], "default": "present"},
+            "state": {"type": "str", "choices": ["present", "passed", "previous", "absent"], "default": "present"},
             "activate": {"type": "bool", "default": True},
             "gpu": {"type": "bool", "default": True},
             "keep_releases": {"type": "int", "default": 2},
             "command": {"type": "str", "default": "/usr/local/bin/ollama"},
+            "unit": {"type": "str", "default": ""},
+            "start_timeout": {"type": "float", "default": 300.0},
+            "because": {"type": "str", "default": ""},
             "timeout": {"type": "float", "default": 30.0},
             "stall_timeout": {"type": "float", "default": 30.0},
             "retries": {"type": "int", "default": 5},

@@ -195,7 +195,7 @@ CATALOGUE = Catalogue(
         FaultKind(
             "ollama_release_missing",
             "error",
-            "There is no release to go back to.",
+            "There is no release in use, or none to go back to.",
             "/opt/ollama/previous: there is no release to go back to",
         ),
         FaultKind(

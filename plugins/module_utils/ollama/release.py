@@ -12,6 +12,7 @@ import contextlib
 import errno
 import gzip
 import hashlib
+import json
 import os
 import platform
 import posixpath
@@ -20,6 +21,7 @@ import shutil
 import stat
 import subprocess
 import tarfile
+import time
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -30,8 +32,11 @@ from urllib.parse import unquote, urljoin, urlsplit
 
 from .. import releases
 from ..faults import Fault, FaultError, is_fatal
-from ..machine import C_LOCALE, run_in
+from ..files import replace_file
+from ..machine import C_LOCALE, run, run_in
 from ..progress import ProgressWriter
+from ..serving.catalogue import CATALOGUE as SERVING
+from ..serving.service import full_name, journal_tail, status
 from ..transfer.checksums import checksum_for
 from ..transfer.deliver import Delivery, Wanted
 from ..transfer.engine import Settings, amount
@@ -61,6 +66,8 @@ KNOWN = {
 PROGRAM = "bin/ollama"
 #: The libraries that have code for sm_70; those of CUDA 13 have none.
 CUDA = "lib/ollama/cuda_v12"
+#: Beside the manifest, once the release has served what the role asked of it.
+PASSED = "passed.json"
 CHUNK = 1 << 20
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 GZIP_MAGIC = b"\x1f\x8b"
@@ -77,13 +84,19 @@ class Release(releases.Release):
     def binary(self) -> Path:
         return self.path / PROGRAM
 
+    @property
+    def passed(self) -> bool:
+        return (self.path / PASSED).exists()
+
 
 @dataclass(frozen=True)
 class Asked:
     """What is asked for; an empty text is no value.
 
     ``archive`` is a path or an address in place of the project's, ``mirror`` stands for DOWNLOADS and is tried before
-    it. ``command`` is the link for shells, empty for none; ``elsewhere`` are the places of other installations.
+    it. ``command`` is the link for shells, empty for none; ``elsewhere`` are the places of other installations. With
+    the state C(previous) ``unit`` is restarted, for ``start_timeout`` seconds at most, and ``because`` says why the
+    release in use is given up.
     """
 
     version: str = "0.24.0"
@@ -97,6 +110,9 @@ class Asked:
     gpu: bool = True
     keep_releases: int = 2
     command: str = "/usr/local/bin/ollama"
+    unit: str = ""
+    because: str = ""
+    start_timeout: float = 300.0
     settings: Settings = field(default_factory=Settings)
     progress_file: str | None = None
     machine: str = field(default_factory=platform.machine)
@@ -109,7 +125,7 @@ class Outcome:
 
     ``activated`` says whether ``current`` leads to the release at the end, ``switched`` whether this run made it so,
     ``verified_by`` where the SHA-256 came from: C(sha256) (the option), C(table), C(checksums) (a file that was named),
-    C(list) (the one beside the archive).
+    C(list) (the one beside the archive). ``passed`` says whether the release has ever served what was asked of it.
     """
 
     changed: bool = False
@@ -125,6 +141,7 @@ class Outcome:
     passed_over: list[dict[str, str]] = field(default_factory=list)
     activated: bool = False
     switched: bool = False
+    passed: bool = False
     current: str | None = None
     previous: str | None = None
     removed: list[str] = field(default_factory=list)
@@ -271,7 +288,12 @@ class _Run:
 
     def go(self, check_mode: bool) -> None:
         try:
-            {"present": self._present, "previous": self._previous, "absent": self._absent}[self.asked.state](check_mode)
+            {
+                "present": self._present,
+                "passed": self._passed,
+                "previous": self._previous,
+                "absent": self._absent,
+            }[self.asked.state](check_mode)
         finally:
             current, previous = self.store.link("current"), self.store.link("previous")
             self.outcome.current = str(current) if current else None
@@ -341,7 +363,7 @@ class _Run:
 
     def _describe(self, found: Release) -> None:
         self.outcome.release, self.outcome.binary = str(found.path), str(found.binary)
-        self.outcome.sha256 = found.manifest["fingerprint"]
+        self.outcome.sha256, self.outcome.passed = found.manifest["fingerprint"], found.passed
         for name in ("version", "verified_by", "source"):
             setattr(self.outcome, name, found.manifest.get(name))
 
@@ -442,20 +464,26 @@ class _Run:
             )
         )
 
-    # -- previous, absent --
+    # -- passed, previous, absent --
+
+    def _passed(self, check_mode: bool) -> None:
+        """Note that the release in use has passed: from then on trouble is not taken for the upgrade's."""
+        current = self.store.link("current")
+        found = self.store.read(current) if current is not None else None
+        if found is None:
+            if check_mode:
+                return
+            raise FaultError(_missing(f"{self.asked.prefix}/current", "there is no release in use"))
+        if not found.passed and not check_mode:
+            said = json.dumps({"passed_at": datetime.now(timezone.utc).isoformat(timespec="seconds")}) + "\n"
+            replace_file(found.path / PASSED, said.encode(), 0o644)
+        self._describe(found)
 
     def _previous(self, check_mode: bool) -> None:
         path = self.store.link("previous")
         found = self.store.read(path) if path is not None else None
         if found is None:
-            raise FaultError(
-                fault(
-                    "ollama_release_missing",
-                    f"{self.asked.prefix}/previous",
-                    "there is no release to go back to",
-                    "Install the version that is wanted: ollama_version.",
-                )
-            )
+            raise FaultError(_missing(f"{self.asked.prefix}/previous", "there is no release to go back to"))
         if not releases.is_intact(found):
             raise FaultError(
                 fault(
@@ -466,13 +494,48 @@ class _Run:
                 )
             )
         self.outcome.changed = True
-        if not check_mode:
-            prove(found.binary, str(found.manifest.get("version")))
-            with self.store.locked():
-                self.store.switch(found.path)
-            self.outcome.switched = True
-            self._command(check_mode)
         self._describe(found)
+        if check_mode:
+            return
+        current = self.store.link("current")
+        given_up = self.store.read(current) if current is not None else None
+        version = str(found.manifest.get("version"))
+        prove(found.binary, version)
+        with self.store.locked():
+            self.store.switch(found.path)
+        self.outcome.switched = True
+        self._command(check_mode)
+        trouble = self._restart() if self.asked.unit else None
+        if self.asked.because:
+            self.outcome.faults.append(
+                fault(
+                    "ollama_upgrade_rolled_back",
+                    str(given_up.manifest.get("version")) if given_up is not None else "release",
+                    f"did not pass ({self.asked.because}); {version} is in use again"
+                    + (f", but {trouble}" if trouble else f" and {self.asked.unit} runs" if self.asked.unit else ""),
+                    f"Stay with {version} (ollama_version), or look into what the other one said: it still lies in "
+                    f"{given_up.path if given_up is not None else self.store.releases}.",
+                )
+            )
+        elif trouble:
+            remedy = f"Look into it: journalctl -u {self.asked.unit}."
+            self.outcome.faults.append(
+                SERVING.fault("service_start_failed", full_name(self.asked.unit), trouble, remedy)
+            )
+
+    def _restart(self) -> str | None:
+        """Restart the unit, which reads the link at its start; what is wrong with it then, or null."""
+        name = full_name(self.asked.unit)
+        began = time.time()
+        # What failed as often as systemd allows would be refused a start.
+        run(["systemctl", "reset-failed", name], 60.0)
+        done = run(["systemctl", "restart", name], self.asked.start_timeout)
+        now = status(name)
+        if done.ok and now.running:
+            return None
+        words = now.words if done.ok or not done.timed_out else "still starting"
+        said = journal_tail(name, since=began)
+        return f"{name} is {words}" + (f": {said}" if said else f": {done.why}" if not done.ok else "")
 
     def _absent(self, check_mode: bool) -> None:
         running = sorted(releases.programs_below(self.store.releases))
@@ -525,6 +588,10 @@ class _Run:
             path = Path(place)
             if os.path.lexists(path) and not self._is_ours(path):
                 self.outcome.faults.append(_foreign(place, target))
+
+
+def _missing(subject: str, message: str) -> Fault:
+    return fault("ollama_release_missing", subject, message, "Install the version that is wanted: ollama_version.")
 
 
 def _foreign(place: str, target: Path) -> Fault:

@@ -692,6 +692,76 @@ def test_the_way_back_leads_to_nothing_broken(desk: Desk, monkeypatch: pytest.Mo
     assert desk.link("current").startswith("0.24.0-")
 
 
+@pytest.fixture
+def systemctl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A systemd with one service, which runs unless the file beside it says that it cannot; what it was told."""
+    folder = tmp_path / "programs"
+    folder.mkdir()
+    told = tmp_path / "told"
+    (folder / "systemctl").write_text(
+        "#!/bin/sh\n"
+        f'echo "$@" >> {told}\n'
+        f"broken={tmp_path}/broken\n"
+        'case "$1" in\n'
+        "show) if [ -e $broken ]; then printf 'ActiveState=failed\\nResult=exit-code\\nMainPID=0\\n'\n"
+        f"  else printf 'ActiveState=active\\nSubState=running\\nMainPID=%s\\n' {os.getpid()}; fi ;;\n"
+        "restart) if [ -e $broken ]; then echo 'Job failed.' >&2; exit 1; fi ;;\n"
+        "esac\n"
+    )
+    (folder / "journalctl").write_text("#!/bin/sh\necho 'ollama: no libc'\n")
+    for path in folder.iterdir():
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    return told
+
+
+def test_a_given_up_release_is_told_once_the_former_one_serves(desk: Desk, systemctl: Path) -> None:
+    """F02."""
+    desk.bring("0.24.0")
+    new = desk.bring("0.30.5")
+    outcome = desk.ask(state="previous", unit="ollama", because="the runner aborts in warm-up")
+    assert codes(outcome) == ["ollama_upgrade_rolled_back"]
+    assert outcome.faults[0].subject == "0.30.5"
+    assert "did not pass (the runner aborts in warm-up); 0.24.0 is in use again and ollama runs" in said(outcome)
+    assert str(new.release) in outcome.faults[0].remedy
+    assert (outcome.changed, outcome.switched, outcome.version) == (True, True, "0.24.0")
+    assert desk.link("current").startswith("0.24.0-")
+    lines = systemctl.read_text().splitlines()
+    assert lines[:2] == ["reset-failed ollama.service", "restart ollama.service"]
+
+
+def test_a_former_release_that_does_not_start_either_is_told(desk: Desk, systemctl: Path, tmp_path: Path) -> None:
+    desk.bring("0.24.0")
+    desk.bring("0.30.5")
+    (tmp_path / "broken").touch()
+    outcome = desk.ask(state="previous", unit="ollama.service", because="it aborts")
+    assert codes(outcome) == ["ollama_upgrade_rolled_back"]
+    assert "0.24.0 is in use again, but ollama.service is failed (exit-code): ollama: no libc" in said(outcome)
+    again = desk.ask(state="previous", unit="ollama.service")
+    assert codes(again) == ["service_start_failed"]
+
+
+def test_the_service_is_restarted_only_by_the_way_back(desk: Desk, systemctl: Path) -> None:
+    desk.bring("0.24.0", unit="ollama.service")
+    desk.bring("0.30.5", unit="ollama.service")
+    desk.ask(state="previous", unit="ollama.service", check_mode=True)
+    assert not systemctl.exists()
+    assert desk.ask(state="previous", unit="ollama.service").faults == []
+
+
+def test_a_release_that_has_served_is_known_for_it(desk: Desk) -> None:
+    assert codes(desk.ask(state="passed")) == ["ollama_release_missing"]
+    assert desk.ask(state="passed", check_mode=True).faults == []
+    assert desk.bring("0.23.0").passed is False
+    assert desk.ask(state="passed", check_mode=True).passed is False
+    assert desk.bring("0.23.0").passed is False
+    noted = desk.ask(state="passed")
+    assert (noted.faults, noted.changed, noted.passed, noted.version) == ([], False, True, "0.23.0")
+    assert desk.bring("0.23.0").passed is True
+    assert desk.bring("0.24.0").passed is False, "each release for itself"
+    assert desk.ask(state="previous").passed is True
+
+
 # --- the command for shells, and other installations ---
 
 
