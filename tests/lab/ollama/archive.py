@@ -26,6 +26,7 @@ BROKEN = {
     "no_binary": "there is no bin/ollama",
     "crash": "the program ends at once, whatever it is asked",
     "crash_at_serve": "the program tells its version and ends at once as a server",
+    "abort_in_warmup": "the program serves, and its runner is killed while a model is loaded",
     "wrong_architecture": "the program is one for aarch64",
     "traversal": "a member leads out of the folder",
     "absolute": "a member has an absolute name",
@@ -96,6 +97,10 @@ def program(version: str, broken: str | None = None) -> bytes:
     text = text.replace(line, f'VERSION = "{version}"\n')
     if broken == "crash_at_serve":
         text = text.replace('if switches().get("crash_at_start"):', "if True:", 1)
+    if broken == "abort_in_warmup":
+        asked = 'told.get("abort_in_warmup")'
+        assert asked in text
+        text = text.replace(asked, "True")
     return text.encode()
 
 
