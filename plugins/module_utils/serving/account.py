@@ -18,13 +18,14 @@ FIRST_PERSON = 1000
 #: What systemd and useradd both take for a name; a number would be taken for an id.
 _NAME = re.compile(r"[a-z_][a-z0-9_-]{0,30}")
 
-REMEDY = "Write a name of its own, as llama-server: the role makes the account."
 
-
-def check_account(name: str, environment: Mapping[str, str] = os.environ) -> tuple[bool, list[Fault]]:
+def check_account(
+    name: str, environment: Mapping[str, str] = os.environ, example: str = "llama-server"
+) -> tuple[bool, list[Fault]]:
     """Whether the account is there, and what stands against using it. One that is there is used as it is."""
+    remedy = f"Write a name of its own, as {example}: the role makes the account."
     if not _NAME.fullmatch(name):
-        return False, [CATALOGUE.fault("setting_invalid", "user", f"{name!r} cannot name an account", REMEDY)]
+        return False, [CATALOGUE.fault("setting_invalid", "user", f"{name!r} cannot name an account", remedy)]
     try:
         entry = pwd.getpwnam(name)
     except KeyError:
@@ -41,4 +42,4 @@ def check_account(name: str, environment: Mapping[str, str] = os.environ) -> tup
             grp.getgrnam(name)
         except KeyError:
             problem = f"{name} is an account without a group of that name, which the unit needs"
-    return True, [CATALOGUE.fault("account_unusable", "user", problem, REMEDY)] if problem else []
+    return True, [CATALOGUE.fault("account_unusable", "user", problem, remedy)] if problem else []
