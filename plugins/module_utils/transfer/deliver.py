@@ -194,7 +194,7 @@ class Delivery:
         if self._full or not self.proved():
             for item, outcome in self._pending():
                 if self._full or self._proof(item) is None:
-                    digest = _read_hash(item.dest)[0] if _size_of(item.dest) is not None else None
+                    digest = read_hash(item.dest)[0] if _size_of(item.dest) is not None else None
                     outcome.sha256, outcome.size = digest, _size_of(item.dest)
                     outcome.right = digest is not None and _right(self._known(item), outcome.size, digest)
                     outcome.changed = not outcome.right
@@ -416,7 +416,7 @@ class Delivery:
                 progress.update(done)
 
         with ThreadPoolExecutor(min(len(indices), os.cpu_count() or 1)) as pool:
-            found = pool.map(lambda index: _read_hash(self._wanted[index].dest, note), indices)
+            found = pool.map(lambda index: read_hash(self._wanted[index].dest, note), indices)
             for index, (digest, problem) in zip(indices, found, strict=True):
                 if problem is not None:
                     self._unreadable[index] = problem
@@ -720,7 +720,7 @@ class Delivery:
                 done += count
                 self._progress.update(done, size)
 
-            sha256 = _hash_file(path, note)
+            sha256 = hash_file(path, note)
         except OSError as exc:
             raise SourceFailed(
                 fault("source_missing", source.label, f"cannot be read: {exc.strerror}", "Check path and permissions.")
@@ -995,7 +995,7 @@ def _size_of(path: Path) -> int | None:
         return None
 
 
-def _hash_file(path: Path, note: Callable[[int], None] = lambda count: None) -> str:
+def hash_file(path: Path, note: Callable[[int], None] = lambda count: None) -> str:
     digest = hashlib.sha256()
     buffer = memoryview(bytearray(4 * MIB))
     with path.open("rb", buffering=0) as handle:
@@ -1005,10 +1005,10 @@ def _hash_file(path: Path, note: Callable[[int], None] = lambda count: None) -> 
     return digest.hexdigest()
 
 
-def _read_hash(path: Path, note: Callable[[int], None] = lambda count: None) -> tuple[str | None, str | None]:
+def read_hash(path: Path, note: Callable[[int], None] = lambda count: None) -> tuple[str | None, str | None]:
     """(SHA-256, null) of a file, or (null, why) where the disk does not give it back. OSError for anything else."""
     try:
-        return _hash_file(path, note), None
+        return hash_file(path, note), None
     except OSError as exc:
         if exc.errno not in (errno.EIO, errno.EUCLEAN, errno.ENODATA):
             raise

@@ -269,14 +269,14 @@ def test_shards_are_hashed_side_by_side(site: Site, desk: Desk, monkeypatch: pyt
     site.files = {"/" + name: content for name, content in SHARDS.items()}
     Delivery(shards(desk, site), desk.settings).run()
     together = threading.Barrier(len(SHARDS), timeout=20)
-    hash_file = deliver_module._hash_file
+    hash_file = deliver_module.hash_file
 
     def at_once(path: Path, note: Callable[[int], None] = lambda count: None) -> str:
         # Passed only by all of them at a time.
         together.wait()
         return hash_file(path, note)
 
-    monkeypatch.setattr(deliver_module, "_hash_file", at_once)
+    monkeypatch.setattr(deliver_module, "hash_file", at_once)
     monkeypatch.setattr(os, "cpu_count", lambda: len(SHARDS))
     report = Delivery(shards(desk, site), desk.settings, full=True).run()
     assert [outcome.changed for outcome in report.files] == [False] * len(SHARDS)
@@ -465,14 +465,14 @@ def test_a_file_that_the_disk_no_longer_reads(
     site: Site, desk: Desk, monkeypatch: pytest.MonkeyPatch, refetch: bool, known: str
 ) -> None:
     desk.order(site.url(URL))
-    hash_file = deliver_module._hash_file
+    hash_file = deliver_module.hash_file
 
     def unreadable(path: Path, note: Callable[[int], None] = lambda count: None) -> str:
         if path == desk.dest:
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         return hash_file(path, note)
 
-    monkeypatch.setattr(deliver_module, "_hash_file", unreadable)
+    monkeypatch.setattr(deliver_module, "hash_file", unreadable)
     expected = SHA256 if known == "by the settings" else None
     wanted = [Wanted(desk.dest, None, expected, (Source(url=site.url(URL), sha256=SHA256),))]
     assert Delivery(wanted, desk.settings, full=True).predict().files[0].changed
