@@ -1277,7 +1277,7 @@ def usable_cards() -> list[Card]:
         driver = int(card.driver.partition(".")[0])
         compute = float(card.compute)
         if NEW_RUNNER and driver < 550:
-            # The level is right, the line is not seen all the same: the filter runs where warnings are not shown.
+            # As reported: without OLLAMA_DEBUG=2 nothing is said about it.
             log("TRACE", "cuda_compat.go:54", "NVIDIA driver too old", device=card.name, compute=card.compute,
                 driver=driver, required_driver="550 or newer")  # fmt: skip
             continue
