@@ -35,6 +35,12 @@ SET_BY_THE_ROLE = {
     "llama_server": {"api_key_file", "guard", "name", "sysroot"},
     "model": {"dest", "job_file", "lock"},
     "nouveau": {"state", "sysroot"},
+    "ollama": {
+        *("because", "gpu", "guard", "state", "sysroot", "unit"),
+        # Of each model.
+        *("architecture", "base_url", "context", "digest", "gguf", "insecure", "name", "parameter_size", "parameters"),
+        *("quantization", "size", "system", "template"),
+    },
     "nvidia_driver": {
         *("allow_held", "allow_kernel_headers", "allow_remove", "allow_unavailable", "apt_options", "driver_branch"),
         "install_recommends",
@@ -159,7 +165,7 @@ def test_faults_name_the_role_s_variables(role: str) -> None:
         assert prefix == f"{role}_"
         passed = {name for name in options if f"{prefix}{name}" not in variables} - {"variable_prefix"}
         assert passed - SET_BY_THE_ROLE[role] == set()
-        for name in options.keys() - passed - {"variable_prefix"}:
+        for name in options.keys() - passed - SET_BY_THE_ROLE[role] - {"variable_prefix"}:
             assert re.search(rf"\b{prefix}{name}\b|\b__{prefix}", str(options[name])), name
 
 

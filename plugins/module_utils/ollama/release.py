@@ -805,7 +805,7 @@ def _survey(handle: IO[bytes], name: str, gpu: bool) -> int:
                 "ollama_without_cuda_v12",
                 name,
                 f"holds no {CUDA}: this archive cannot run on V100 (sm_70)",
-                "Take the project's archive for amd64, of 0.24.0; or set `gpu` to false to serve on the processor.",
+                "Take the project's archive for amd64, of 0.24.0; or serve on the processor (`ollama_backend`: cpu).",
             )
         )
     return total
