@@ -231,11 +231,6 @@ options:
     description: Seconds to wait for running requests to end before the restart of that night is given up.
     type: int
     default: 1800
-  conflicts:
-    description: Units that must not run at the same time, such as V(ollama.service). Starting one stops the other, which gives its GPUs back.
-    type: list
-    elements: str
-    default: []
   binary:
     description: The engine's program.
     type: path
@@ -551,7 +546,6 @@ def main() -> None:
             "allow_unverified_model": {"type": "bool", "default": False},
             "maintenance_restart": {"type": "str", "default": ""},
             "maintenance_patience": {"type": "int", "default": 1800},
-            "conflicts": {"type": "list", "elements": "str", "default": []},
             "binary": {"type": "path", "default": "/opt/llama.cpp/current/bin/llama-server"},
             "name": {"type": "str", "default": "llama-server"},
             "user": {"type": "str", "default": "llama-server"},
@@ -572,7 +566,7 @@ def main() -> None:
             key: given.pop(key)
             for key in (
                 *("name", "user", "load_timeout", "guard", "client_filter", "allow_unverified_model"),
-                *("maintenance_restart", "maintenance_patience", "conflicts"),
+                *("maintenance_restart", "maintenance_patience"),
             )
         },
     )

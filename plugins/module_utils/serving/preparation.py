@@ -9,7 +9,6 @@ import hashlib
 import ipaddress
 import json
 import os
-import re
 import socket
 import ssl
 from collections.abc import Collection, Mapping, Sequence
@@ -49,8 +48,7 @@ ENGINE_REMEDY = "Build it again with role llama_cpp."
 class UnitOptions:
     """What the units say beside the command; ``load_timeout`` 0 takes it from the model's size.
 
-    ``client_filter`` is one of clients.FILTERS. ``folder`` holds what belongs to the units beside the keys. Units in
-    ``conflicts`` stop when one of these is started.
+    ``client_filter`` is one of clients.FILTERS. ``folder`` holds what belongs to the units beside the keys.
     """
 
     name: str = "llama-server"
@@ -63,7 +61,6 @@ class UnitOptions:
     allow_unverified_model: bool = False
     maintenance_restart: str = ""
     maintenance_patience: int = 1800
-    conflicts: Sequence[str] = ()
     unit_folder: Path = UNIT_FOLDER
 
 
@@ -144,10 +141,7 @@ def prepare(
         here or Machine(),
         runner,
         check,
-        # What gives way to a server of ours gives its cards back by then.
-        own_units=frozenset(
-            [*(server.service for server in wanted), *(f"{unit}.service" for unit in leaving), *options.conflicts]
-        ),
+        own_units=frozenset([*(server.service for server in wanted), *(f"{unit}.service" for unit in leaving)]),
         leaving=frozenset(f"{unit}.service" for unit in leaving),
     )
     account_exists, account_faults = check_account(options.user)
@@ -156,7 +150,6 @@ def prepare(
         message = f"{options.load_timeout} is out of range"
         remedy = f"Write seconds, {SHORTEST_LOAD} to {LONGEST_LOAD}, or 0 to take it from the model's size."
         faults.append(CATALOGUE.fault("setting_invalid", "load_timeout", message, remedy))
-    faults += check_conflicts(options.conflicts, [server.service for server in wanted])
     planned: list[tuple[Server, Plan]] = []
     results: list[dict[str, Any]] = []
     for server in wanted:
@@ -183,20 +176,6 @@ def prepare(
         },
         faults,
     )
-
-
-def check_conflicts(conflicts: Sequence[str], own: Collection[str]) -> list[Fault]:
-    """``conflicts`` name services, and none of ``own``."""
-    return [
-        CATALOGUE.fault(
-            "setting_invalid",
-            "conflicts",
-            f"{name!r} names no other service",
-            "Write units, as in [ollama.service].",
-        )
-        for name in map(str, conflicts)
-        if not re.fullmatch(r"[A-Za-z0-9:_.\\@-]+\.service", name) or name in own
-    ]
 
 
 def _files(
@@ -263,7 +242,7 @@ def _prepare_one(server: Server, options: UnitOptions, ground: Ground, alike: Co
     faults += check_tls(settings, engine, ground.check)
     if not computed.faults and not engine.missing:
         faults += parse_by_engine(settings, computed, ground.runner)
-    faults += check_port(settings.host, settings.port, {*alike, *ground.leaving, *options.conflicts}, ground.here)
+    faults += check_port(settings.host, settings.port, {*alike, *ground.leaving}, ground.here)
     faults += check_address(settings.host)
     admitted, client_filter, client_faults = _clients(settings, options, ground)
     faults += client_faults
@@ -289,7 +268,6 @@ def _prepare_one(server: Server, options: UnitOptions, ground: Ground, alike: Co
             paths=read_files(settings),
             limit_memlock=any("mlock" in word for word in map(str, settings.extra_args)),
             copies=_copied(settings),
-            conflicts=options.conflicts,
             admitted=None if admitted is None or rules else by_systemd(settings.host, admitted),
             ruleset=rules_file(options.folder, server.unit, rules) if rules else "",
         )

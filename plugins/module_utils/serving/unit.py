@@ -33,8 +33,7 @@ class Unit:
 
     ``name`` has no ending. ``paths`` are files that the server reads, links resolved. ``copies`` are files by the name
     of the copy that the server reads (see COPIES). ``admitted`` are the networks that systemd lets through, null where
-    it filters nothing; ``ruleset`` is the file that nftables reads before each start instead. ``conflicts`` are units
-    that stop when this one is started, and the other way round.
+    it filters nothing; ``ruleset`` is the file that nftables reads before each start instead.
     """
 
     name: str
@@ -56,7 +55,6 @@ class Unit:
     copies: Mapping[str, str] = field(default_factory=dict)
     admitted: Sequence[str] | None = None
     ruleset: str = ""
-    conflicts: Sequence[str] = ()
 
 
 def load_timeout(size: int | None) -> int:
@@ -88,7 +86,6 @@ def render(unit: Unit) -> str:
         f"Description={unit.description.replace('%', '%%')}",
         "After=network-online.target nvidia-persistenced.service",
         "Wants=network-online.target",
-        *giving_way(unit.conflicts),
         # Longer than that many failing starts take, or the limit would never be reached.
         f"StartLimitIntervalSec={STARTS * (unit.load_timeout + unit.stop_timeout + RESTART_SECONDS) + 60}",
         f"StartLimitBurst={STARTS}",
@@ -136,12 +133,6 @@ def render(unit: Unit) -> str:
         "",
     ]
     return "\n".join(lines)
-
-
-def giving_way(conflicts: Sequence[str]) -> list[str]:
-    """Lines of [Unit]: each of the two stops when the other is started, and has given its GPUs back by then."""
-    units = " ".join(conflicts)
-    return [f"Conflicts={units}", f"After={units}"] if conflicts else []
 
 
 def hardening(cuda: bool, paths: Sequence[str], families: str = "AF_INET AF_INET6 AF_UNIX") -> list[str]:

@@ -313,29 +313,6 @@ def test_another_engine_on_a_card_is_refused(engine: Path, large: Path, cards: M
     assert found.results["gpus"] == ["0000:1a:00.0"]
 
 
-def test_what_gives_way_to_the_server_is_not_in_its_way(
-    engine: Path, large: Path, cards: Machine, tmp_path: Path
-) -> None:
-    here = tmp_path / "here/proc/999999"
-    here.mkdir(parents=True)
-    (here / "cgroup").write_text("0::/system.slice/ollama.service\n")
-    settings = Settings(model=str(large), binary=str(engine), port=free_port())
-    options = UnitOptions(conflicts=["ollama.service"])
-    found = prepare(settings, options, cards, here=Machine(str(tmp_path / "here")))
-    assert codes(found) == []
-    unit = found.results["unit"].splitlines()
-    assert "Conflicts=ollama.service" in unit
-    # Else the two jobs would run at once, and the cards be asked for before they are given back.
-    assert "After=ollama.service" in unit
-
-
-@pytest.mark.parametrize("name", ["ollama", "llama-server.service", "a b.service", ""])
-def test_what_cannot_give_way(engine: Path, model: Path, gpus: Machine, name: str) -> None:
-    settings = Settings(model=str(model), binary=str(engine), backend="cpu", port=free_port())
-    (fault,) = prepare(settings, UnitOptions(conflicts=[name]), gpus).faults
-    assert (fault.code, fault.subject) == ("setting_invalid", "conflicts")
-
-
 def test_what_does_not_fit_is_refused_before_the_start(engine: Path, large: Path, cards: Machine) -> None:
     (fault,) = prepared(engine, large, cards, backend="cuda", gpus=["0"], context_per_request=40960, parallel=8).faults
     assert fault.code == "plan_does_not_fit"
