@@ -9,6 +9,7 @@ import hashlib
 import ipaddress
 import json
 import os
+import re
 import socket
 import ssl
 from collections.abc import Collection, Mapping, Sequence
@@ -28,10 +29,10 @@ from .arguments import COPY_NAMES, Plan, Settings, Surroundings, plan, root_url
 from .catalogue import CATALOGUE
 from .clients import Network, networks, ruleset, systemd_filters
 from .instances import Server, collisions, key_file, leftover_units, named, servers
-from .listener import in_the_way, listeners
+from .listener import in_the_way, listeners, unit_of
 from .mapped import all_shards
 from .model_file import ModelFacts, unverified
-from .service import UNIT_FOLDER
+from .service import COMMAND_TIMEOUT, UNIT_FOLDER
 from .unit import Unit, load_timeout, render
 
 #: What an engine without OpenSSL says of TLS (LC tools/server/server-http.cpp:174); it is in such a program.
@@ -114,6 +115,17 @@ class Ground:
     @cached_property
     def holders(self) -> list[memory.Holder]:
         return memory.holders_of(self.gpu_machine)
+
+    @cached_property
+    def giving_way(self) -> frozenset[str]:
+        """Units on the cards that systemd stops when a server of ours is started (Conflicts=, from either side)."""
+        units = {unit_of(self.here, holder.pid) for holder in self.holders} - {None, *self.own_units}
+        found = set()
+        for unit in filter(None, units):
+            shown = self.runner(["systemctl", "show", unit, "--property=Conflicts,ConflictedBy"], COMMAND_TIMEOUT)
+            if shown.ok and self.own_units & set(re.split(r"[\s=]+", shown.stdout)):
+                found.add(unit)
+        return frozenset(found)
 
     @cached_property
     def systemd_filters(self) -> bool:
@@ -338,7 +350,7 @@ def _memory(
     if settings.gpus and computed.gpus is None:
         return [], [], ["the cards in `gpus` could not be told apart: memory was not compared"]
     used = memory.chosen(ground.cards, computed.gpus)
-    faults = memory.foreign(ground.holders, used, ground.own_units, ground.here)
+    faults = memory.foreign(ground.holders, used, ground.own_units | ground.giving_way, ground.here)
     if model.header is None or computed.faults or not used:
         return faults, [], []
     folder = None if engine.missing or unchanged else str(Path(settings.binary).resolve().parent)

@@ -313,6 +313,31 @@ def test_another_engine_on_a_card_is_refused(engine: Path, large: Path, cards: M
     assert found.results["gpus"] == ["0000:1a:00.0"]
 
 
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("Conflicts=shutdown.target llama-server.service\nConflictedBy=\n", []),
+        ("Conflicts=shutdown.target\nConflictedBy=llama-server.service\n", []),
+        ("Conflicts=shutdown.target other-llama-server.service\nConflictedBy=\n", ["gpu_held"]),
+    ],
+)
+def test_a_unit_that_gives_way_is_not_in_the_way(
+    engine: Path, large: Path, cards: Machine, tmp_path: Path, said: str, expected: list[str]
+) -> None:
+    here = tmp_path / "here/proc/999999"
+    here.mkdir(parents=True)
+    (here / "cgroup").write_text("0::/system.slice/ollama.service\n")
+
+    def runner(argv: Sequence[str], timeout: float) -> Completed:
+        if list(argv[:3]) == ["systemctl", "show", "ollama.service"]:
+            return Completed(tuple(argv), 0, said, "")
+        return run(argv, timeout)
+
+    settings = Settings(model=str(large), binary=str(engine), port=free_port())
+    found = prepare(settings, UnitOptions(), cards, here=Machine(str(tmp_path / "here")), runner=runner)
+    assert codes(found) == expected
+
+
 def test_what_does_not_fit_is_refused_before_the_start(engine: Path, large: Path, cards: Machine) -> None:
     (fault,) = prepared(engine, large, cards, backend="cuda", gpus=["0"], context_per_request=40960, parallel=8).faults
     assert fault.code == "plan_does_not_fit"
