@@ -31,7 +31,7 @@ from .catalogue import fault
 from .names import Name, name_at
 
 #: What the last word of a media type is called in messages.
-_KINDS = {"model": "weights", "params": "parameters", "json": "configuration"}
+_KINDS = {"model": "weights", "params": "parameters", "json": "configuration", "v1": "configuration"}
 _DIGEST = re.compile(r"sha256[:-]([0-9a-fA-F]{64})")
 #: A pull's bytes and its parts; a blob on its way in through the API.
 _LEFT = re.compile(r"sha256-(?:([0-9a-f]{64})-partial(?:-\d+)?|(\d{1,20}))")
