@@ -7,10 +7,11 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: served_units
-short_description: Read from a machine what llama-server serves there
+short_description: Read from a machine what llama-server and Ollama serve there
 version_added: 0.1.0
 description:
-  - Reads the unit of llama-server and its instances, what systemd says of them, and the stamps of the model's files. The settings of a run are
+  - Reads the unit of llama-server and its instances, and that of Ollama where role C(ollama) has set it up, what systemd says of them, and the
+    stamps of the model's files. An engine that stands by, stopped while the other one serves, is no fault. The settings of a run are
     not needed, so it works for whoever only has access to the machine.
   - Reports faults and does not fail for them, so that a play can go on to M(volta.llm.llm_probe). It changes nothing.
 author:
@@ -102,8 +103,77 @@ servers:
     status_text:
       description: What the unit says of itself, such as the cause of a failed start.
       type: str
+    running:
+      description: Whether it runs, or is on its way.
+      type: bool
     at_boot:
       description: Whether it is started at boot.
+      type: bool
+    stands_by:
+      description: Whether it is stopped and not enabled, as it is to be while the other engine serves.
+      type: bool
+ollama:
+  description: Ollama, where role C(ollama) has set it up; null elsewhere.
+  returned: always
+  type: dict
+  contains:
+    name:
+      description: Unit without its ending.
+      type: str
+    base_url:
+      description: Where a client on the machine itself reaches it, ending in C(/v1).
+      type: str
+    root_url:
+      description: The same without C(/v1), for Ollama's own API.
+      type: str
+    host:
+      description: Address it listens on.
+      type: str
+    port:
+      description: TCP port.
+      type: int
+    backend:
+      description: V(cuda) or V(cpu).
+      type: str
+    parallel:
+      description: Requests at once.
+      type: int
+    context_per_request:
+      description: Tokens of one request.
+      type: int
+    has_keys:
+      description: Always false, Ollama has none.
+      type: bool
+    api_key_file:
+      description: Always empty.
+      type: str
+    models_directory:
+      description: Folder of its models.
+      type: str
+    models:
+      description: Names of the models in it.
+      type: list
+      elements: str
+    state:
+      description: What systemd says of it.
+      type: str
+    running:
+      description: Whether it runs, or is on its way.
+      type: bool
+    since:
+      description: When it last became ready. Null when it never did.
+      type: str
+    restarts:
+      description: How often systemd has started it again by itself. Null when that is not known.
+      type: int
+    status_text:
+      description: What the unit says of itself.
+      type: str
+    at_boot:
+      description: Whether it is started at boot.
+      type: bool
+    stands_by:
+      description: Whether it is stopped and not enabled, as it is to be while the other engine serves.
       type: bool
 faults:
   description: What is wrong with units and files, most serious first. The codes are listed in C(docs/faults.md).
@@ -127,18 +197,24 @@ faults:
 """
 
 from ansible_collections.volta.llm.plugins.module_utils.module import VoltaModule
+from ansible_collections.volta.llm.plugins.module_utils.ollama import served as ollama
 from ansible_collections.volta.llm.plugins.module_utils.results import as_shown
 from ansible_collections.volta.llm.plugins.module_utils.serving import served
 
 
 def main() -> None:
     module = VoltaModule(argument_spec={"name": {"type": "str", "default": "llama-server"}}, supports_check_mode=True)
-    found = served.look(module.params["name"])
-    faults = [fault for unit in found for fault in unit.faults] if found else [served.missing(module.params["name"])]
+    name = module.params["name"]
+    servers = served.look(name)
+    beside = ollama.look()
+    others = [beside] if beside else []
+    found, others = served.standing_by(servers, others), served.standing_by(others, servers)
+    faults = [fault for unit in [*found, *others] for fault in unit.faults]
     module.exit_json(
         changed=False,
         servers=[unit.server for unit in found],
-        faults=[fault.as_dict() for fault in as_shown(module, faults)],
+        ollama=next((unit.server for unit in others), None),
+        faults=[fault.as_dict() for fault in as_shown(module, faults if found or others else [served.missing(name)])],
     )
 
 

@@ -40,6 +40,9 @@ _OPTIONS = {
 _SHOWN = "ActiveState,SubState,UnitFileState,NeedDaemonReload,NRestarts,ActiveEnterTimestamp,StatusText,DropInPaths"
 
 
+NOT_RUNNING, NOT_ENABLED = "service_not_running", "service_not_enabled"
+
+
 @dataclass(frozen=True)
 class Served:
     """One unit. ``server`` has the keys of module llama_server_arguments that llm_probe and the hand-over need."""
@@ -74,10 +77,10 @@ def _look(path: Path, runner: Runner, calibrated: Path) -> Served:
     command = next((line.partition("=")[2] for line in text.splitlines() if line.startswith("ExecStart=")), "")
     words = words_of(command)
     options = {name: _value(words, names) for name, names in _OPTIONS.items()}
-    host, port = options["host"] or "127.0.0.1", _number(options["port"]) or 8080
-    parallel, total = _number(options["parallel"]) or 1, _number(options["total"])
+    host, port = options["host"] or "127.0.0.1", number(options["port"]) or 8080
+    parallel, total = number(options["parallel"]) or 1, number(options["total"])
     model = options["model"] or ""
-    shown = _show(path.name, runner)
+    told = shown(path.name, runner)
     name = path.name.removesuffix(".service")
     limit = re.search(r"(?m)^TimeoutStartSec=(\d+)$", text)
     scheme = "https" if options["certificate"] else "http"
@@ -100,16 +103,25 @@ def _look(path: Path, runner: Runner, calibrated: Path) -> Served:
             for gpu in calibration.kept_gpus(calibration.read(calibrated), path.name)
             if gpu.get("measured_mib") is not None
         ],
-        "state": f"{shown.get('ActiveState', 'unknown')} ({shown.get('SubState', 'unknown')})",
-        "since": shown.get("ActiveEnterTimestamp") or None,
-        "restarts": _number(shown.get("NRestarts")),
-        "status_text": shown.get("StatusText") or None,
-        "at_boot": shown.get("UnitFileState") in ("enabled", "enabled-runtime"),
+        **state_of(told),
     }
-    return Served(server, _judge(path, text, server, shown))
+    return Served(server, _judge(path, text, server, told))
 
 
-def _judge(path: Path, text: str, server: dict[str, Any], shown: dict[str, str]) -> list[Fault]:
+def state_of(told: dict[str, str]) -> dict[str, Any]:
+    """What systemd says of a unit, in the keys of a server."""
+    return {
+        "state": f"{told.get('ActiveState', 'unknown')} ({told.get('SubState', 'unknown')})",
+        "running": told.get("ActiveState") in ("active", "activating", "reloading"),
+        "since": told.get("ActiveEnterTimestamp") or None,
+        "restarts": number(told.get("NRestarts")),
+        "status_text": told.get("StatusText") or None,
+        "at_boot": told.get("UnitFileState") in ("enabled", "enabled-runtime"),
+        "stands_by": False,
+    }
+
+
+def _judge(path: Path, text: str, server: dict[str, Any], told: dict[str, str]) -> list[Fault]:
     faults: list[Fault] = []
     absent = [name for name in server["model_files"] if not Path(name).is_file()]
     if absent:
@@ -123,14 +135,21 @@ def _judge(path: Path, text: str, server: dict[str, Any], shown: dict[str, str])
         )
     # As the operator would write it: this module has no such option.
     faults += in_variables(unverified(server["model_files"]), "llama_server_", ["allow_unverified_model"])
-    if shown.get("ActiveState") not in ("active", "activating", "reloading"):
+    faults += judge_state(path, server, told, "llama_server_enabled")
+    return faults + overridden(path.name, text, drop_ins(path, told.get("DropInPaths", "").split()))
+
+
+def judge_state(path: Path, server: dict[str, Any], told: dict[str, str], enabled: str) -> list[Fault]:
+    """What systemd says of a unit that should run and come back; ``enabled`` is the variable that sets the latter."""
+    faults: list[Fault] = []
+    if not server["running"]:
         # One that was stopped has only former words left.
-        told = f"; {server['status_text']}" if server["status_text"] and shown.get("ActiveState") == "failed" else ""
+        said = f"; {server['status_text']}" if server["status_text"] and told.get("ActiveState") == "failed" else ""
         faults.append(
             CATALOGUE.fault(
-                "service_not_running",
+                NOT_RUNNING,
                 path.name,
-                f"{server['state']}{told}",
+                f"{server['state']}{said}",
                 f"See `systemctl status {server['name']}` and `journalctl -u {server['name']} -n 50`, mend it, then: "
                 f"systemctl reset-failed {server['name']}; systemctl start {server['name']}",
             )
@@ -138,13 +157,13 @@ def _judge(path: Path, text: str, server: dict[str, Any], shown: dict[str, str])
     if not server["at_boot"]:
         faults.append(
             CATALOGUE.fault(
-                "service_not_enabled",
+                NOT_ENABLED,
                 path.name,
                 "it would not come back after a boot",
-                f"systemctl enable {server['name']}, unless llama_server_enabled is false on purpose",
+                f"systemctl enable {server['name']}, unless {enabled} is false on purpose",
             )
         )
-    if shown.get("NeedDaemonReload") == "yes":
+    if told.get("NeedDaemonReload") == "yes":
         faults.append(
             CATALOGUE.fault(
                 "unit_changed",
@@ -153,7 +172,22 @@ def _judge(path: Path, text: str, server: dict[str, Any], shown: dict[str, str])
                 "Run playbooks/serve.yml, which restarts it with what the settings say.",
             )
         )
-    return faults + overridden(path.name, text, drop_ins(path, shown.get("DropInPaths", "").split()))
+    return faults
+
+
+def standing_by(engine: Sequence[Served], other: Sequence[Served]) -> list[Served]:
+    """``engine`` as it is meant: where the other one runs or is to, one that is stopped and not enabled stands by."""
+    if any(unit.server["running"] or unit.server["at_boot"] for unit in engine):
+        return list(engine)
+    if not any(unit.server["running"] or unit.server["at_boot"] for unit in other):
+        return list(engine)
+    return [
+        Served(
+            {**unit.server, "stands_by": True},
+            [fault for fault in unit.faults if fault.code not in (NOT_RUNNING, NOT_ENABLED)],
+        )
+        for unit in engine
+    ]
 
 
 def words_of(command: str) -> list[str]:
@@ -175,10 +209,12 @@ def _value(words: Sequence[str], names: Sequence[str]) -> str | None:
     return found
 
 
-def _number(text: str | None) -> int | None:
+def number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdigit() else None
 
 
-def _show(unit: str, runner: Runner) -> dict[str, str]:
-    done = runner(["systemctl", "show", unit, f"--property={_SHOWN}"], COMMAND_TIMEOUT)
+def shown(unit: str, runner: Runner, *more: str) -> dict[str, str]:
+    """Properties of a unit by name; empty where systemd does not answer."""
+    names = ",".join([_SHOWN, *more])
+    done = runner(["systemctl", "show", unit, f"--property={names}"], COMMAND_TIMEOUT)
     return dict(line.partition("=")[::2] for line in done.stdout.splitlines()) if done.ok else {}
