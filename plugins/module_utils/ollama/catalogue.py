@@ -231,6 +231,63 @@ CATALOGUE = Catalogue(
                 *("unit_overridden", "engine_missing"),
             )
         ),
+        # What a model does once it is loaded.
+        COMPAT.kinds["ollama_ignores_gpu"],
+        *(
+            SERVING.kinds[code]
+            for code in (
+                *("service_not_running", "foreign_listener", "cpu_fallback", "gpu_state_unknown", "option_ignored"),
+                *("context_short", "completion_failed", "empty_answer", "garbled_answer"),
+            )
+        ),
+        FaultKind(
+            "ollama_model_unknown",
+            "error",
+            "The model that is to be proved is not one that Ollama lists.",
+            "qwen3:8b: is not there; listed: llama3.2:3b",
+        ),
+        FaultKind(
+            "ollama_load_timeout",
+            "critical",
+            "A model was not loaded in time. Nothing crashed.",
+            "qwen3:8b: the server's own time limit ended the load at progress 1.00",
+        ),
+        FaultKind(
+            "ollama_runner_crashed",
+            "critical",
+            "The process that loads or runs a model ended.",
+            "qwen3:8b: the process that loads it ended: llama runner process has terminated: signal: aborted",
+        ),
+        FaultKind(
+            "ollama_partly_on_cpu",
+            "error",
+            "A part of the model is on the CPU, beside the table of embeddings, which always is.",
+            "qwen3:32b: 6081740800 of 21474836480 bytes (28%) are on the CPU",
+        ),
+        FaultKind(
+            "ollama_device_skipped",
+            "error",
+            "Ollama says in its log that it does not use a GPU of the machine.",
+            "ollama.service: a GPU is not used: skipping CUDA device (device Tesla V100-SXM2-32GB, cc 700)",
+        ),
+        FaultKind(
+            "ollama_prompt_cut",
+            "error",
+            "A long prompt was cut before the model saw it, without an error.",
+            "qwen3:8b: of a prompt of more than 4096 tokens the model saw 4096, and the server reported no error",
+        ),
+        FaultKind(
+            "ollama_keep_alive_differs",
+            "error",
+            "A model stays loaded for another time than the service was told.",
+            "qwen3:8b: stays loaded for 300 s instead of for ever",
+        ),
+        FaultKind(
+            "ollama_keep_alive_unproved",
+            "warning",
+            "A model that another request had loaded stays for another time than the service was told.",
+            "qwen3:8b: stays loaded for 300 s instead of for ever; another request had loaded it",
+        ),
         FaultKind(
             "ollama_variable_unknown",
             "error",
