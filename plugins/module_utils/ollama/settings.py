@@ -569,7 +569,7 @@ def look_at_unit(text: str, options: Options, runner: Runner) -> tuple[str | Non
     content = _read(fragment)
     base = unit.base() if content is None or content.startswith(unit.MARK) else None
     beside = [path for path in drop_ins(own_file, now.drop_ins if now is not None else ()) if path != str(ours)]
-    faults += overridden(unit.SERVICE, text, beside, unit.DROPIN, "environment")
+    faults += overridden(unit.SERVICE, text, beside, unit.DROPIN, "`environment`")
     if content is not None and fragment == str(own_file):
         faults += _edited(fragment, content, text)
     files = unit.in_order(fragment if content is not None else str(own_file), [*beside, str(ours)])

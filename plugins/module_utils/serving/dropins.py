@@ -72,12 +72,13 @@ def overridden(
             if _DECISIVE.fullmatch(line.key) or (here and not for_all and not _ADDED.fullmatch(line.key)):
                 found.setdefault(line.key, line.number)
         if found:
-            numbers = ", ".join(map(str, sorted(set(found.values()))))
+            numbers = sorted(set(found.values()))
+            where = f"line{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
             faults.append(
                 CATALOGUE.fault(
                     "unit_overridden",
                     path,
-                    f"sets {', '.join(found)} of {name} otherwise than the settings do (line {numbers})",
+                    f"sets {', '.join(found)} of {name} otherwise than the settings do ({where})",
                     f"Move what it is for into the settings ({settings}) and remove the file, "
                     f"then: systemctl daemon-reload && systemctl restart {name}",
                 )

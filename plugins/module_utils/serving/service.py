@@ -329,7 +329,7 @@ class Service:
         """Why the running process is not what it would be if started now: it began before a file was written that it
         reads, holds former ones, or runs another program. Empty where it is."""
         if now.started is not None:
-            for path in (*(str(file.path) for file in self._files), *self.wanted.inputs):
+            for path in (*self._read_for(now), *self.wanted.inputs):
                 try:
                     written = Path(path).stat().st_mtime
                 except OSError:
@@ -344,6 +344,12 @@ class Service:
         if self.wanted.executable and now.pid is not None:
             return _other_program(now.pid, now.started, self.wanted.executable)
         return ()
+
+    def _read_for(self, now: Status) -> list[str]:
+        """The files that systemd reads for the unit and that count: with a drop-in of ours, those of others too."""
+        ours = [str(file.path) for file in self._files]
+        others = [now.fragment, *drop_ins(self.path, now.drop_ins)] if self.wanted.dropin else []
+        return list(dict.fromkeys([*ours, *filter(None, others)]))
 
     def _verify(self, now: Status) -> None:
         """Let systemd read the new unit before it replaces the one in use."""

@@ -96,6 +96,7 @@ class PlayedSystemd:
             "NeedDaemonReload": "no" if self._current() == self.loaded else "yes",
             # Of a unit that is not there systemd names none.
             "DropInPaths": " ".join(map(str, self.read_drop_ins)) if self.loaded is not None else "",
+            "FragmentPath": str(self.path) if self.path.exists() else "",
         }
         return Completed(words, 0, stdout="\n".join(f"{key}={value}" for key, value in values.items()))
 
@@ -587,3 +588,21 @@ def test_a_script_is_known_by_the_links_to_it(serving: PlayedSystemd, tmp_path: 
     os.utime(serving.path, (0, 0))
     outcome = service(serving, OLD, executable=str(current / "x")).converge()
     assert outcome.reasons == (f"{current}/x leads to {program} since it started",)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("x.service", OLD), ("x.service.d/proxy.conf", "[Service]\nEnvironment=HTTPS_PROXY=http://p:1\n")],
+)
+def test_what_others_wrote_since_the_start_is_in_force_after_the_next_run(
+    serving: PlayedSystemd, name: str, text: str
+) -> None:
+    beside(serving).converge()
+    for file in serving.folder.rglob("*.*"):
+        os.utime(file, (0, 0))
+    path = serving.folder / name
+    path.write_text(text)
+    serving.started = path.stat().st_mtime - 1
+    outcome = beside(serving).converge()
+    assert outcome.reasons == (f"{path} was written since it started",)
+    assert beside(serving).converge().changes == ()
