@@ -72,14 +72,21 @@ def explain(error: ApiError, name: Name, base_url: str, version: str | None = No
     if "x509" in low or "tls: failed to verify" in low:
         remedy = (
             "Put the certificate of the authority into the system's store (update-ca-certificates) and restart the "
-            "service, or for a registry of your own allow `insecure`, which speaks http to it."
+            "service, or for a registry of your own set insecure for this model, which speaks http to it."
         )
         return Trouble(fault("registry_not_trusted", shown, f"Ollama says: {text}", remedy))
     if "server gave http response to https client" in low or "insecure protocol http" in low:
         return Trouble(
             fault(
-                "registry_not_trusted", shown, f"the registry speaks no TLS: {text}", "Allow `insecure` for this model."
+                "registry_not_trusted",
+                shown,
+                f"the registry speaks no TLS: {text}",
+                "Set insecure for this model, if the registry is your own.",
             )
+        )
+    if "template error" in low:
+        return Trouble(
+            fault("bad_argument", shown, f"template: {text}", "Correct the template; its form is Ollama's own.")
         )
     if "permission denied" in low or "operation not permitted" in low or "read-only file system" in low:
         remedy = (
@@ -101,9 +108,9 @@ def not_answering(error: ApiError, base_url: str) -> Fault:
     if error.kind == "said":
         message = f"answers {error.status}: {error.text}"
         return fault("ollama_error", base_url, message, "See journalctl -u ollama for what led to it.")
-    remedy = "Look at systemctl status ollama and journalctl -u ollama; start the service or correct `base_url`."
+    remedy = "Look at systemctl status ollama and journalctl -u ollama; start the service or correct the address."
     if error.kind == "unexpected":
-        remedy = "Correct `base_url`, or stop what listens there."
+        remedy = "Correct the address, or stop what listens there."
     return fault("ollama_not_answering", base_url, error.text, remedy)
 
 
@@ -111,7 +118,7 @@ def sharded(subject: str, message: str) -> Fault:
     """A model in shards; what to do instead."""
     remedy = (
         "Join the shards (llama-gguf-split --merge FIRST-SHARD JOINED.gguf, which needs room for the model twice) and "
-        "give the result as `gguf`; or let llama-server serve them, which loads shards as they are."
+        "give the result as gguf of the model; or let llama-server serve them, which loads shards as they are."
     )
     return fault("ollama_sharded_model", subject, message, remedy)
 
@@ -131,7 +138,7 @@ def _unauthorized(name: Name, text: str) -> Fault:
         remedy = (
             "Is the name right? Hugging Face answers so for what does not exist, too. For a private or gated "
             "repository add the service's public key (.ollama/id_ed25519.pub in its home) to your account there, or "
-            "bring the file with module model_download and give it as `gguf`."
+            "bring the file with module model_download and give it as gguf of the model."
         )
     else:
         remedy = (

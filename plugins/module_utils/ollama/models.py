@@ -9,6 +9,7 @@ what counts here is what lies on the disk, against what name and manifest say.
 from __future__ import annotations
 
 import errno
+import hashlib
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,7 +25,7 @@ from ..gguf.shards import shard_name
 from ..transfer.deliver import Progress, read_hash
 from ..transfer.engine import amount
 from ..transfer.ollama_store import MODEL_LAYER
-from ..transfer.store import Lock, Places, read_stamp, remove
+from ..transfer.store import Lock, Places, Stamp, read_stamp, remove
 from .catalogue import fault
 from .client import ApiError, Client, Watch
 from .errors import Trouble, explain, not_answering, sharded
@@ -147,8 +148,8 @@ class Keeper:
         self._name = parse_name(req.name)
         self.out.name = self._name.shown
         self._progress.subject = self._name.shown
-        parameters, faults = read_parameters(req.parameters)
-        faults += _judge_options(req)
+        parameters, faults = read_parameters(req.parameters, self._name.shown)
+        faults += _judge_options(req, self._name.shown)
         try:
             self._client = Client(req.base_url, req.timeout)
         except ValueError as exc:
@@ -183,7 +184,10 @@ class Keeper:
         return self._req.state == "absent" and self._store.find(self._name) is None
 
     def _right_store(self) -> None:
-        """That the folder is the server's, before an hour goes into a pull to another place."""
+        """That the folder is the server's, before an hour goes into a pull to another place.
+
+        In check mode a server that keeps its models elsewhere may be one that is still to be set up anew.
+        """
         folder = self._store.folder
         lost = [str(entry.get("name")) for entry in self._client.tags() if not self._here(str(entry.get("name")))]
         if not lost and self._store.blobs.is_dir():
@@ -195,6 +199,11 @@ class Keeper:
             "Set `models_directory` to what OLLAMA_MODELS is in the service (systemctl show ollama -p Environment); "
             "where that is not set, it is .ollama/models in the home of the service's user."
         )
+        if self._req.check:
+            self._version = None
+            self.out.would_verify = True
+            self.out.notes.append(f"{folder}: {message}")
+            return
         raise FaultError(fault("ollama_store_elsewhere", str(folder), message, remedy))
 
     def _here(self, shown: str) -> bool:
@@ -210,6 +219,9 @@ class Keeper:
         """That the file is there, one whole GGUF, and proved. Its absence is no fault where the model is there."""
         if not Path(path).exists() and self._store.find(self._name) is not None:
             self.out.notes.append(f"{path} is not there any more; what the store has was not compared with it")
+            return
+        if not Path(path).exists() and self._req.check:
+            self.out.notes.append(f"{path} is not there yet")
             return
         named = shard_name(path)
         model = open_model(path)
@@ -245,15 +257,27 @@ class Keeper:
         asked = _plain_digest(self._req.digest)
         if asked is not None and len(asked) == 64 and asked == sha256:
             proved = True
+        if not self._req.check and (stamp is None or stamp.sha256 == sha256):
+            self._keep_proof(path, sha256, stamp, proved)
         if not proved and not self._req.allow_unverified:
             message = "it was never verified by a SHA-256" if stamp is None else "nothing proved it when it was brought"
             if stamp is not None and stamp.sha256 != sha256:
                 message = f"its SHA-256 is {sha256}, it was {stamp.sha256} when it was verified"
             if sha256 not in message:
                 message += f"; its SHA-256 is {sha256}"
-            remedy = "Bring it with module model_download and its sha256, give that as `digest`, or `allow_unverified`."
+            remedy = "Bring it with module model_download and its sha256, give that as digest, or `allow_unverified`."
             raise FaultError(fault("gguf_unproved", str(path), message, remedy))
         return sha256
+
+    def _keep_proof(self, path: Path, sha256: str, stamp: Stamp | None, proved: bool) -> None:
+        """Note what was read of a file, as its delivery would, so that the next run need not read it again."""
+        stat = path.stat()
+        if stamp is not None and stamp.fits(stat) and bool(stamp.proved) == proved:
+            return
+        with suppress(OSError):
+            Places(path).folder.mkdir(mode=0o755, exist_ok=True)
+            source = stamp.source if stamp is not None else ""
+            Stamp.of(stat, sha256, source, "sha256" if proved else "").write(Places(path).stamp)
 
     # -- present ----------------------------------------------------------------------------------------------------
 
@@ -442,8 +466,8 @@ class Keeper:
             self._progress.update(0, force=True)
             self._sleep(min(_LONGEST_PAUSE, 2.0 ** (idle - 1)))
 
-    def _follow(self, path: str, request: Mapping[str, Any], seen: set[str]) -> Trouble | None:
-        """Follow a stream to its end; null when that is success."""
+    def _follow(self, path: str, request: Mapping[str, Any], seen: set[str], size: int = 0) -> Trouble | None:
+        """Follow a stream to its end; null when that is success. ``size``: bytes that Ollama may read meanwhile."""
         watch = Watch(self._req.stall_timeout)
         done: dict[str, tuple[int, int]] = {}
         status = ""
@@ -457,7 +481,7 @@ class Keeper:
                     seen.add(digest.removeprefix("sha256:"))
                 so_far = sum(entry[0] for entry in done.values())
                 whole = sum(entry[1] for entry in done.values())
-                watch.see(status, digest, completed, whole)
+                watch.see(status, digest, completed, max(whole, size))
                 if watch.stalled:
                     raise Stalled
                 self._progress.phase = "" if digest else _short_status(status)
@@ -478,7 +502,7 @@ class Keeper:
         at = f" at {amount(so_far)} of {amount(whole)}" if whole else ""
         remedy = (
             "See journalctl -u ollama, and whether the registry can be reached from the machine. Run again: what has "
-            "come is used. On a slow line give more `stall_timeout`."
+            "come is used. On a slow line allow it more time."
         )
         message = f"nothing new for {watch.limit:.0f} s{at}"
         return Trouble(fault("pull_stalled", self._name.shown, message, remedy), True)
@@ -505,7 +529,7 @@ class Keeper:
                 self._put(path, sha256, size)
             before = blob.stat()
             request = {"model": self._name.shown, "files": {path.name: f"sha256:{sha256}"}, "stream": True}
-            trouble = self._follow("/api/create", {**request, **self._recipe.as_request()}, set())
+            trouble = self._follow("/api/create", {**request, **self._recipe.as_request()}, set(), size)
             # Ollama sets the time of a blob that it makes a model from; that of a linked file is model delivery's.
             if self._store.size_of(sha256) is not None:
                 keep_time(blob, before)
@@ -530,12 +554,14 @@ class Keeper:
 
     def _put(self, path: Path, sha256: str, size: int) -> None:
         """Bring the file's bytes into the store, without a second copy where that can be done."""
-        why = "`link` is false"
+        why = "link is false"
         if self._req.link:
             placed = place(path, self._store, sha256)
             why = placed.why
             if placed.how:
                 self.out.placed = placed.how
+                if placed.how == "link":
+                    self.out.notes.append(f"{path} and {self._store.blob(sha256)} are one file now, the store's")
                 return
         self.out.placed = "upload"
         self.out.notes.append(f"{path} was copied into the store: {why}")
@@ -650,7 +676,7 @@ class Keeper:
     @contextmanager
     def _locked(self) -> Iterator[None]:
         """One run at a time for a model; another waits, showing how far the first is."""
-        key = "+".join(self._name.key).replace(":", "_")
+        key = hashlib.sha256("/".join(self._name.key).encode()).hexdigest()[:32]
         try:
             folder = self._store.own_folder()
             lock, shared = Lock(folder / f"{key}.lock"), folder / f"{key}.progress.json"
@@ -703,20 +729,19 @@ class Keeper:
         }
 
 
-def _judge_options(req: Request) -> list[Fault]:
+def _judge_options(req: Request, shown: str) -> list[Fault]:
     faults = []
     if req.digest is not None and _plain_digest(req.digest) is None:
-        message = f"{req.digest!r} is no digest"
+        message = f"digest: {req.digest!r} is none"
         remedy = "Write 12 to 64 hexadecimal digits, as `ollama list` shows them, or the SHA-256 of a GGUF's bytes."
-        faults.append(fault("bad_argument", "digest", message, remedy))
+        faults.append(fault("bad_argument", shown, message, remedy))
     for option in ("parameters", "template", "system"):
         if getattr(req, option) and req.gguf is None:
-            message = "is for a model that is made from a file, and no `gguf` is given"
-            faults.append(fault("bad_argument", option, message, "Give `gguf`, or leave it out."))
-    for option in ("gguf", "models_directory"):
-        path = getattr(req, option)
+            message = f"{option}: is for a model that is made from a file, and no gguf is given"
+            faults.append(fault("bad_argument", shown, message, "Give the file as gguf, or leave it out."))
+    for subject, path in ((shown, req.gguf), ("models_directory", req.models_directory)):
         if path is not None and not path.startswith("/"):
-            faults.append(fault("bad_argument", option, f"{path!r} is no absolute path", "Write it from / on."))
+            faults.append(fault("bad_argument", subject, f"{path!r} is no absolute path", "Write it from / on."))
     for option in ("timeout", "stall_timeout"):
         if getattr(req, option) <= 0:
             faults.append(fault("bad_argument", option, "is not above 0", "Write seconds, such as 30."))

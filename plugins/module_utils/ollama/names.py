@@ -57,11 +57,9 @@ class Name:
 def parse_name(text: str) -> Name:
     """Read a name. FaultError: model_name_invalid."""
     if "://" in text:
-        raise _invalid(
-            text, "it is an address", f"{_FORM} A registry without TLS is asked over http with `insecure: true`."
-        )
+        raise _invalid(text, "it is an address", f"{_FORM} A registry without TLS is asked over http with insecure.")
     if "@" in text:
-        raise _invalid(text, "it holds a digest", f"{_FORM} What the model must be goes into `digest`.")
+        raise _invalid(text, "it holds a digest", f"{_FORM} What the model must be goes into digest, beside the name.")
     rest, _, tag = text.rpartition(":") if text.rfind(":") > text.rfind("/") else (text, "", TAG)
     words = rest.split("/")
     if len(words) > 3:
@@ -93,4 +91,4 @@ def name_at(below: Path) -> Name | None:
 
 
 def _invalid(text: str, message: str, remedy: str) -> FaultError:
-    return FaultError(fault("model_name_invalid", text or "name", message if text else "it is empty", remedy))
+    return FaultError(fault("model_name_invalid", text or "model", message if text else "it is empty", remedy))

@@ -62,7 +62,7 @@ class Recipe:
         return self.system is not None or image.layer("system") is None
 
 
-def read_parameters(given: Mapping[str, Any] | None) -> tuple[dict[str, Any], list[Fault]]:
+def read_parameters(given: Mapping[str, Any] | None, subject: str) -> tuple[dict[str, Any], list[Fault]]:
     """Parameters in the types that Ollama wants: a template of Ansible makes text of a number."""
     parameters: dict[str, Any] = {}
     faults = []
@@ -71,16 +71,16 @@ def read_parameters(given: Mapping[str, Any] | None) -> tuple[dict[str, Any], li
             remedy = f"Write one of {', '.join(sorted(_KNOWN))}."
             if key in ("num_context", "context", "ctx", "context_length", "n_ctx"):
                 remedy = "Write num_ctx."
-            message = "is no parameter of Ollama, which would only log that"
-            faults.append(fault("model_parameter_invalid", f"parameters: {key}", message, remedy))
+            message = f"parameters: {key} is no parameter of Ollama, which would only log that"
+            faults.append(fault("model_parameter_invalid", subject, message, remedy))
             continue
         try:
             parameters[key] = _typed(key, value)
         except (TypeError, ValueError):
             kind = "an integer" if key in _INTEGERS else "a number" if key in _NUMBERS else "true or false"
             kind = "a list of texts" if key in _LISTS else kind
-            message = f"{value!r} is not {kind}"
-            faults.append(fault("model_parameter_invalid", f"parameters: {key}", message, f"Write {kind}."))
+            message = f"parameters: {key} is {value!r}, not {kind}"
+            faults.append(fault("model_parameter_invalid", subject, message, f"Write {kind}."))
     return parameters, faults
 
 

@@ -18,11 +18,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ansible_collections.volta.llm.plugins.module_utils.ollama import placing
+from ansible_collections.volta.llm.plugins.module_utils.ollama import models, placing
 from ansible_collections.volta.llm.plugins.module_utils.ollama.client import Client
 from ansible_collections.volta.llm.plugins.module_utils.ollama.models import Keeper, Outcome, Request
 from ansible_collections.volta.llm.plugins.module_utils.ollama.names import parse_name
 from ansible_collections.volta.llm.plugins.module_utils.ollama.recipe import Expected
+from ansible_collections.volta.llm.plugins.module_utils.ollama.store import Store
 from ansible_collections.volta.llm.plugins.module_utils.transfer.store import Places, Stamp, read_stamp
 
 from tests.lab.ollama.gguf_file import small_gguf
@@ -219,13 +220,14 @@ def test_another_digest_than_that_of_here_is_pulled(bench: Bench) -> None:
     ("options", "code", "subject"),
     [
         ({"name": "qwen3:8b:q4"}, "model_name_invalid", "qwen3:8b:q4"),
-        ({"digest": "12"}, "bad_argument", "digest"),
-        ({"parameters": {"num_ctx": 1}}, "bad_argument", "parameters"),
-        ({"system": "be brief"}, "bad_argument", "system"),
+        ({"digest": "12"}, "bad_argument", "m:latest"),
+        ({"parameters": {"num_ctx": 1}}, "bad_argument", "m:latest"),
+        ({"system": "be brief"}, "bad_argument", "m:latest"),
+        ({"gguf": "m.gguf"}, "bad_argument", "m:latest"),
         ({"models_directory": "models"}, "bad_argument", "models_directory"),
         ({"base_url": "localhost:11434"}, "bad_argument", "base_url"),
         ({"stall_timeout": 0}, "bad_argument", "stall_timeout"),
-        ({"gguf": "/m.gguf", "parameters": {"num_context": 1}}, "model_parameter_invalid", "parameters: num_context"),
+        ({"gguf": "/m.gguf", "parameters": {"num_context": 1}}, "model_parameter_invalid", "m:latest"),
     ],
 )
 def test_options_that_cannot_work_are_refused_before_anything(
@@ -552,6 +554,9 @@ def test_another_folder_than_the_server_s_is_refused_before_anything_is_pulled(b
             outcome = bench.keep("other", models_directory=str(folder), state=state)
             assert codes(outcome) == ["ollama_store_elsewhere"]
             assert "OLLAMA_MODELS" in outcome.faults[0].remedy
+            # In check mode the service may be one that is still to be set up anew.
+            predicted = bench.keep("other", models_directory=str(folder), state=state, check=True)
+            assert (codes(predicted), predicted.would_verify, predicted.would_pull) == ([], True, state == "present")
     assert len(bench.registry.requests) == asked
 
 
@@ -567,6 +572,21 @@ def test_check_mode_changes_nothing(bench: Bench) -> None:
     outcome = bench.keep(check=True, state="absent")
     assert (outcome.changed, outcome.would_delete) == (True, True)
     assert bench.tree() == before
+
+
+def test_without_the_right_to_write_into_the_store_the_model_is_proved_each_time(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(store: Store) -> Path:
+        raise PermissionError(13, "Permission denied", str(store.blobs))
+
+    monkeypatch.setattr(Store, "own_folder", refuse)
+    first, second = bench.keep(), bench.keep()
+    assert (codes(first), first.verified, first.changed) == (["proof_not_kept"], True, True)
+    assert (codes(second), second.verified, second.changed, second.blobs_hashed) == (
+        *(["proof_not_kept"], True, False),
+        5,
+    )
 
 
 # -- absent -----------------------------------------------------------------------------------------------------------
@@ -672,6 +692,24 @@ def test_a_file_that_nothing_proves_is_refused(bench: Bench, gguf: Path) -> None
     assert bench.listed() == []
     assert codes(bench.keep("mine", gguf=str(gguf), digest=sha256)) == []
     assert codes(bench.keep("other", gguf=str(gguf), allow_unverified=True)) == []
+
+
+def test_a_file_without_a_stamp_is_read_once(bench: Bench, gguf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    Places(gguf).stamp.unlink()
+    bench.keep("mine", gguf=str(gguf), allow_unverified=True)
+    monkeypatch.setattr(models, "read_hash", None)
+    again = bench.keep("mine", gguf=str(gguf), allow_unverified=True)
+    assert (codes(again), again.changed) == ([], False)
+    # Having read it is no proof of what it should be.
+    assert codes(bench.keep("mine", gguf=str(gguf))) == ["gguf_unproved"]
+    sha256 = hashlib.sha256(gguf.read_bytes()).hexdigest()
+    assert codes(bench.keep("mine", gguf=str(gguf), digest=sha256)) == []
+    assert codes(bench.keep("mine", gguf=str(gguf))) == []
+
+
+def test_a_file_that_is_still_to_be_brought_is_no_fault_in_check_mode(bench: Bench, tmp_path: Path) -> None:
+    predicted = bench.keep("mine", gguf=str(tmp_path / "none.gguf"), check=True)
+    assert (codes(predicted), predicted.would_create, predicted.changed) == ([], True, True)
 
 
 def test_a_file_that_changed_since_it_was_proved_is_refused(bench: Bench, gguf: Path) -> None:

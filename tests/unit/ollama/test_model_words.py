@@ -171,6 +171,7 @@ def test_what_is_no_name_is_told_in_one_message(given: str, word: str) -> None:
         ),
         ("m", "pull model manifest: 503: upstream connect error", "source_unreachable", True),
         ("m", "open /srv/m/blobs/sha256-29fd-partial: permission denied", "ollama_error", False),
+        ("m", "template error: template: :1: unclosed action", "bad_argument", False),
         ("m", "something new", "ollama_error", False),
     ],
 )
@@ -218,7 +219,7 @@ def test_no_signature_or_login_gets_into_a_message_and_the_cause_stays() -> None
 
 def test_parameters_get_the_types_that_ollama_wants() -> None:
     given = {"num_ctx": "16384", "temperature": "0.7", "use_mmap": "no", "stop": "</s>", "seed": 1, "top_p": 1}
-    parameters, faults = read_parameters(given)
+    parameters, faults = read_parameters(given, "m:latest")
     assert faults == []
     assert parameters == {
         "num_ctx": 16384,
@@ -245,7 +246,7 @@ def test_parameters_get_the_types_that_ollama_wants() -> None:
     ],
 )
 def test_a_parameter_that_ollama_would_only_log_is_refused(given: dict[str, Any], word: str) -> None:
-    _, faults = read_parameters(given)
+    _, faults = read_parameters(given, "m:latest")
     assert [fault.code for fault in faults] == ["model_parameter_invalid"]
     assert word in faults[0].remedy
 
