@@ -53,16 +53,20 @@ def reachable(base_url: str, host: str, known_as: str, own_address: str | None =
 def record(server: Mapping[str, Any], probe: Mapping[str, Any], known_as: str, advertised: str = "") -> dict[str, Any]:
     """An endpoint in the words of its clients. It is plain data and has no key in it.
 
-    ``server``: an entry of module llama_server_arguments (``servers``). ``probe``: the result of module llm_probe for
-    it. ``known_as``: how Ansible reaches the machine. ``advertised``: address or name to use instead of all that.
+    ``server``: an entry of module llama_server_arguments (``servers``) or ollama_settings (``endpoints``). ``probe``:
+    the result of module llm_probe or ollama_probe for it. ``known_as``: how Ansible reaches the machine.
+    ``advertised``: address or name to use instead of all that.
     """
     local = str(server["base_url"])
     address = str(probe.get("address") or "") or None
     url, others = reachable(local, advertised or str(server["host"]), known_as, address)
-    context = int(probe.get("context_per_request") or server["context_per_request"])
+    context = int(probe.get("context_per_request") or probe.get("context") or server["context_per_request"])
     parallel = int(probe.get("parallel") or server["parallel"])
     model = str(server["alias"])
     has_keys = bool(server["has_keys"])
+    proof = {name: probe.get(name) for name in ("answer", "tokens_per_second", "ready_s", "gpu_resident")}
+    if proof["gpu_resident"] is None and probe.get("gpu_share") is not None:
+        proof["gpu_resident"] = probe["gpu_share"] > 0
     answer = max(256, min(ANSWER_TOKENS, context // ANSWER_PART))
     return {
         "name": str(server["name"]),
@@ -73,7 +77,7 @@ def record(server: Mapping[str, Any], probe: Mapping[str, Any], known_as: str, a
         "context_per_request": context,
         "requests_at_once": parallel,
         "api_key": {"required": has_keys, "file": str(server["api_key_file"]) if has_keys else None},
-        "proof": {name: probe.get(name) for name in ("answer", "tokens_per_second", "ready_s", "gpu_resident")},
+        "proof": proof,
         "clients": {
             "dify": {
                 "provider": "OpenAI-API-compatible",

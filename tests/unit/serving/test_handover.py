@@ -166,3 +166,16 @@ def test_the_filters_take_a_loop_and_leave_out_what_is_not_ready() -> None:
 def test_this_machines_own_address_is_none_that_only_it_knows() -> None:
     address = own_address()
     assert address is None or not address.startswith("127.")
+
+
+def test_an_endpoint_of_ollama() -> None:
+    """Its probe measures context and share of the GPUs under names of its own."""
+    entry = server(
+        name="ollama", base_url="http://127.0.0.1:11434/v1", alias="qwen3:8b", has_keys=False, host="0.0.0.0"
+    )
+    measured = {"ready_s": 0.1, "context": 16384, "gpu_share": 0.98, "tokens_per_second": 71.2, "prompt_tokens": 4750}
+    (made,) = endpoint_records([{"item": entry, **measured}], "gpu.example.org")
+    assert (made["base_url"], made["context_per_request"]) == ("http://gpu.example.org:11434/v1", 16384)
+    assert made["proof"] == {"answer": None, "tokens_per_second": 71.2, "ready_s": 0.1, "gpu_resident": True}
+    assert record(entry, {"gpu_share": 0.0}, "x")["proof"]["gpu_resident"] is False
+    assert "none is asked for" in card(made)
