@@ -47,18 +47,23 @@ class Client:
     """
 
     def __init__(self, base_url: str, timeout: float = 30.0) -> None:
-        self.base_url = base_url.rstrip("/")
-        parts = urllib.parse.urlsplit(self.base_url)
+        # The address of the OpenAI endpoint is the same server's.
+        parts = urllib.parse.urlsplit(re.sub(r"(?:/v1)?/*$", "", base_url))
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{base_url} is no address of a server")
+            raise ValueError(f"{plain(base_url)} is no address of a server")
         self._parts = parts
-        self._port = parts.port
+        self._port = parts.port or (443 if parts.scheme == "https" else 80)
         self._timeout = timeout
 
     # -- questions --------------------------------------------------------------------------------------------------
 
     def version(self) -> str:
-        answer = self._json("GET", "/api/version")
+        try:
+            answer = self._json("GET", "/api/version")
+        except ApiError as exc:
+            if exc.status in (404, 405, 501):
+                raise ApiError("unexpected", f"what answers there is not Ollama: {exc.status} {exc.text}") from None
+            raise
         version = answer.get("version") if isinstance(answer, dict) else None
         if not isinstance(version, str):
             raise ApiError("unexpected", "what answers there is not Ollama: it tells no version")

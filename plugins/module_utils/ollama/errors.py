@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ..faults import Fault
 from .catalogue import fault
-from .client import ApiError
+from .client import ApiError, plain
 from .names import HUGGING_FACE, Name
 
 _WANT_GOT = re.compile(r"digest mismatch.*want sha256:([0-9a-f]{64}), got sha256:([0-9a-f]{64})")
@@ -105,6 +105,7 @@ def explain(error: ApiError, name: Name, base_url: str, version: str | None = No
 
 def not_answering(error: ApiError, base_url: str) -> Fault:
     """Nothing answers, or no Ollama."""
+    base_url = plain(base_url)
     if error.kind == "said":
         message = f"answers {error.status}: {error.text}"
         return fault("ollama_error", base_url, message, "See journalctl -u ollama for what led to it.")

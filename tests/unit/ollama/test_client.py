@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 
 import pytest
 from ansible_collections.volta.llm.plugins.module_utils.ollama.client import ApiError, Client, Watch
+from ansible_collections.volta.llm.plugins.module_utils.ollama.errors import not_answering
 
 
 class Answers(BaseHTTPRequestHandler):
@@ -79,7 +80,7 @@ def follow(url: str, patience: float = 5.0) -> list[dict[str, Any]]:
 
 def test_questions_and_their_answers(url: str) -> None:
     Answers.plan = [(200, b'{"version":"0.24.0"}'), (200, b'{"models":[{"name":"m"}]}'), (200, b'{"models":null}')]
-    client = Client(f"{url}/")
+    client = Client(f"{url}/v1/")
     assert client.version() == "0.24.0"
     assert client.tags() == [{"name": "m"}]
     assert client.loaded() == []
@@ -98,7 +99,7 @@ def test_deleting_what_is_not_there_is_told(url: str) -> None:
 
 
 def test_another_server_at_the_address_is_not_ollama(url: str) -> None:
-    for answer in ((200, b"<html>"), (200, b'{"other": 1}'), (200, b"[]")):
+    for answer in ((200, b"<html>"), (200, b'{"other": 1}'), (200, b"[]"), (404, b"no such page")):
         Answers.plan = [answer]
         with pytest.raises(ApiError) as caught:
             Client(url).version()
@@ -117,6 +118,20 @@ def test_what_is_no_address_is_refused() -> None:
     for address in ("127.0.0.1:11434", "ftp://a", "http://", "http://a:port"):
         with pytest.raises(ValueError, match=r"."):
             Client(address)
+
+
+def test_no_login_of_an_address_is_shown() -> None:
+    with pytest.raises(ValueError, match=r"no address") as caught:
+        Client("ftp://oper:hidden@a")
+    assert "hidden" not in str(caught.value)
+    fault = not_answering(ApiError("refused", "connection refused"), "http://oper:hidden@127.0.0.1:11434")
+    assert fault.subject == "http://...@127.0.0.1:11434"
+
+
+def test_an_address_of_the_sixth_version() -> None:
+    with pytest.raises(ApiError) as caught:
+        Client("http://[::1]:9").version()
+    assert caught.value.kind in ("refused", "broken")
 
 
 def test_no_proxy_is_asked(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
