@@ -11,10 +11,15 @@ from ansible_collections.volta.llm.plugins.module_utils.serving.report import re
 
 
 def verification(
-    probed: Mapping[str, Any], host: str, driver: Mapping[str, Any], gpus: Mapping[str, Any], served: Mapping[str, Any]
+    probed: Mapping[str, Any],
+    host: str,
+    driver: Mapping[str, Any],
+    gpus: Mapping[str, Any],
+    served: Mapping[str, Any],
+    ollama: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """See module_utils.serving.report.report."""
-    found: dict[str, Any] = report(str(host), driver, gpus, served, probed)
+    found: dict[str, Any] = report(str(host), driver, gpus, served, probed, ollama)
     return found
 
 

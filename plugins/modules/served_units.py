@@ -150,6 +150,9 @@ ollama:
     models_directory:
       description: Folder of its models.
       type: str
+    alias:
+      description: The first of C(models) for clients to ask for; empty where there is none.
+      type: str
     models:
       description: Names of the models in it.
       type: list
@@ -175,6 +178,10 @@ ollama:
     stands_by:
       description: Whether it is stopped and not enabled, as it is to be while the other engine serves.
       type: bool
+engines:
+  description: The same by engine, C(llama_server) and C(ollama), each a list.
+  returned: always
+  type: dict
 faults:
   description: What is wrong with units and files, most serious first. The codes are listed in C(docs/faults.md).
   returned: always
@@ -214,6 +221,7 @@ def main() -> None:
         changed=False,
         servers=[unit.server for unit in found],
         ollama=next((unit.server for unit in others), None),
+        engines={"llama_server": [unit.server for unit in found], "ollama": [unit.server for unit in others]},
         faults=[fault.as_dict() for fault in as_shown(module, faults if found or others else [served.missing(name)])],
     )
 

@@ -101,7 +101,7 @@ def test_the_argument_specification_is_that_of_the_defaults(role: str) -> None:
             if "{{" not in str(option["default"]):
                 assert isinstance(option["default"], TYPES[option["type"]]), name
                 assert (option["type"] == "bool") == isinstance(option["default"], bool), name
-            assert "choices" not in option or option["default"] in option["choices"], name
+                assert "choices" not in option or option["default"] in option["choices"], name
 
 
 @pytest.mark.parametrize("role", ROLES)

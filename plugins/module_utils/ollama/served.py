@@ -29,6 +29,7 @@ def look(folder: Path = UNIT_FOLDER, runner: Runner = run) -> Served | None:
     host, port = _address(environment.get("OLLAMA_HOST", ""))
     folder_of_models = environment.get("OLLAMA_MODELS") or MODELS
     parallel = number(environment.get("OLLAMA_NUM_PARALLEL")) or 1
+    models = sorted(name.shown for name in Store(folder_of_models, keep=False).names())
     server = {
         "name": NAME,
         "base_url": f"http://{reachable_host(host)}:{port}/v1",
@@ -41,7 +42,8 @@ def look(folder: Path = UNIT_FOLDER, runner: Runner = run) -> Served | None:
         "has_keys": False,
         "api_key_file": "",
         "models_directory": folder_of_models,
-        "models": sorted(name.shown for name in Store(folder_of_models, keep=False).names()),
+        "models": models,
+        "alias": models[0] if models else "",
         **state_of(told),
     }
     return Served(server, judge_state(folder / SERVICE, server, told, "ollama_enabled"))

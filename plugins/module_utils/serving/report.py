@@ -11,6 +11,7 @@ from typing import Any
 from ..faults import Fault, by_severity, is_fatal
 from ..nvidia import driver as _driver_faults  # noqa: F401
 from ..nvidia import gpu_faults as _gpu_faults  # noqa: F401
+from ..ollama import catalogue as _ollama_faults  # noqa: F401
 from .catalogue import CATALOGUE
 
 #: Of a message, such as a journal's last lines, so many are shown.
@@ -49,20 +50,30 @@ def faults_of(results: Iterable[Any]) -> list[Fault]:
 
 
 def report(
-    host: str, driver: Mapping[str, Any], gpus: Mapping[str, Any], served: Mapping[str, Any], probed: Any
+    host: str,
+    driver: Mapping[str, Any],
+    gpus: Mapping[str, Any],
+    served: Mapping[str, Any],
+    probed: Any,
+    ollama: Any = None,
 ) -> Any:
     """``{"ok": bool, "faults": [...], "text": lines}`` of one machine.
 
     ``driver``: result of driver_state. ``gpus``: the fact gpu_verify_result, empty where it is not there. ``served``:
-    result of served_units. ``probed``: result of llm_probe in a loop over its servers.
+    result of served_units. ``probed``: result of llm_probe in a loop over its servers. ``ollama``: result of
+    ollama_probe in a loop over its Ollama.
     """
-    faults = faults_of([driver, gpus, served, probed])
+    faults = faults_of([driver, gpus, served, probed, *([] if ollama is None else [ollama])])
     fatal = [fault for fault in faults if is_fatal(fault)]
-    probes = {str(item["item"]["name"]): item for item in _items(probed) if isinstance(item.get("item"), Mapping)}
+    asked = [*_items(probed), *_items(ollama)]
+    probes = {str(item["item"]["name"]): item for item in asked if isinstance(item.get("item"), Mapping)}
     rows = [("driver", _driver(driver)), ("GPUs", _gpus(gpus))]
     for server in served.get("servers") or []:
         rows += _server(server, probes.get(str(server["name"]), {}), faults)
-    if not served.get("servers"):
+    beside = served.get("ollama")
+    if beside:
+        rows += _ollama(beside, probes.get(str(beside["name"]), {}))
+    if not served.get("servers") and not beside:
         rows.append(("serving", "nothing"))
     width = max(len(head) for head, _ in rows)
     verdict = "all is well" if not faults else ", ".join(_counted(fatal, len(faults) - len(fatal)))
@@ -108,14 +119,36 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _server(server: Mapping[str, Any], probe: Mapping[str, Any], faults: Sequence[Fault]) -> list[tuple[str, str]]:
-    name = str(server["name"])
+def _state(server: Mapping[str, Any]) -> str:
+    if server.get("stands_by"):
+        return "stands by, the other engine has the GPUs"
     restarts = server.get("restarts")
     again = f", restarted {restarts} times by itself" if restarts else ""
     since = f" since {server['since']}" if server.get("since") else ""
     if since and not str(server["state"]).startswith("active"):
         since = f", was ready last{since.replace('since ', 'on ', 1)}"
-    rows = [(name, f"{server['state']}{since}{again}")]
+    return f"{server['state']}{since}{again}"
+
+
+def _ollama(server: Mapping[str, Any], probe: Mapping[str, Any]) -> list[tuple[str, str]]:
+    rows = [(str(server["name"]), _state(server))]
+    if server.get("stands_by"):
+        return rows
+    models = [str(model) for model in server.get("models") or []]
+    shown = f"{', '.join(models[:3])}{f' and {len(models) - 3} more' if len(models) > 3 else ''}" or "no model yet"
+    rows.append(("", f"{shown}, {server['context_per_request']} tokens a request, {server['parallel']} at once"))
+    rate, share = probe.get("tokens_per_second"), probe.get("gpu_share")
+    if rate is not None:
+        rows.append(("", f"{models[0]} answers at {rate} tokens/s"))
+    if share is not None:
+        rows.append(("", f"{share:.0%} of it on the GPUs"))
+    return rows
+
+
+def _server(server: Mapping[str, Any], probe: Mapping[str, Any], faults: Sequence[Fault]) -> list[tuple[str, str]]:
+    rows = [(str(server["name"]), _state(server))]
+    if server.get("stands_by"):
+        return rows
     if probe.get("state"):
         rate = probe.get("tokens_per_second")
         said = f"answers at {rate} tokens/s" if probe.get("answer") and rate is not None else "no answer"

@@ -70,6 +70,7 @@ def test_what_clients_need_is_read_from_the_unit(units: Path, tmp_path: Path) ->
         "context_per_request": 16384,
         "has_keys": False,
         "models": ["qwen3:8b"],
+        "alias": "qwen3:8b",
         "models_directory": str(store),
         "state": "active (running)",
         "running": True,

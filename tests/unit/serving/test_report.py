@@ -168,3 +168,46 @@ def test_a_server_that_does_not_answer_shows_what_it_is() -> None:
 
 def test_the_filter_is_there() -> None:
     assert set(FilterModule().filters()) == {"verification"}
+
+
+OLLAMA = {
+    "name": "ollama",
+    "state": "active (running)",
+    "since": "Mon 2026-11-30 12:10:01 UTC",
+    "models": ["qwen3:8b", "b:latest", "c:latest", "d:latest"],
+    "context_per_request": 16384,
+    "parallel": 1,
+}
+
+
+def test_ollama_serves_and_llama_server_stands_by() -> None:
+    served = {"servers": [{**SERVER, "stands_by": True}], "ollama": OLLAMA, "faults": []}
+    probe = {"item": OLLAMA, "tokens_per_second": 71.2, "gpu_share": 1.0, "faults": []}
+    found = verification({"results": []}, "gpu-1", DRIVER, GPUS, served, {"results": [probe]})
+    assert found["ok"]
+    for part in (
+        "llama-server  stands by, the other engine has the GPUs",
+        "ollama        active (running) since Mon 2026-11-30 12:10:01 UTC",
+        "qwen3:8b, b:latest, c:latest and 1 more, 16384 tokens a request, 1 at once",
+        "qwen3:8b answers at 71.2 tokens/s",
+        "100% of it on the GPUs",
+    ):
+        assert part in found["text"]
+    assert "model files" not in found["text"]
+
+
+def test_what_is_wrong_with_ollama_counts() -> None:
+    probe = {"item": OLLAMA, "tokens_per_second": None, "gpu_share": 0.5, "faults": [fault("ollama_partly_on_cpu")]}
+    served = {"servers": [], "ollama": OLLAMA, "faults": []}
+    found = verification({"results": []}, "gpu-1", DRIVER, GPUS, served, {"results": [probe]})
+    assert not found["ok"]
+    assert "50% of it on the GPUs" in found["text"]
+    assert "[ollama_partly_on_cpu]" in found["text"]
+
+
+def test_ollama_without_a_model_is_not_nothing() -> None:
+    served = {"servers": [], "ollama": {**OLLAMA, "models": []}, "faults": []}
+    found = verification({"results": []}, "gpu-1", DRIVER, GPUS, served, {"results": []})
+    assert found["ok"]
+    assert "no model yet" in found["text"]
+    assert "serving" not in found["text"]
