@@ -273,15 +273,15 @@ def host_and_port() -> tuple[str, int]:
     rest, default = (rest, {"http": 80, "https": 443}.get(scheme, 11434)) if found else (text, 11434)
     rest = rest.partition("/")[0]
     # A bare IPv6 address has several colons and no port.
-    at = re.fullmatch(r"\[(.*)\](?::(\d+))?|([^:]*)(?::(\d+))?", rest)
+    at = re.fullmatch(r"\[(.*)\](?::(\d*))?|([^:]*)(?::(\d*))?", rest)
     if at is None:
         return rest.strip("[]") or "127.0.0.1", default
     host = at[1] if at[1] is not None else at[3]
     port = at[2] or at[4]
-    if port is not None and int(port) > 65535:
+    if port and int(port) > 65535:
         port = None
     # ":11434" is every address; nothing at all is loopback.
-    return (host or ("" if port else "127.0.0.1")), int(port) if port else default
+    return (host or ("" if ":" in rest else "127.0.0.1")), int(port) if port else default
 
 
 def models_folder() -> Path:
@@ -1438,6 +1438,8 @@ class Scheduler:
     def __init__(self) -> None:
         self.cards: list[Card] = []
         self.default_context = 4096
+        #: Set when the server ends, so that a load does not keep it.
+        self.ended = threading.Event()
         self._loaded: dict[str, Runner] = {}
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -1570,25 +1572,25 @@ class Scheduler:
                 self._unload(key)
 
     def running(self) -> list[dict[str, Any]]:
-        with self._lock:
-            rows = []
-            for runner in self._loaded.values():
-                moment = runner.expires or now() + timedelta(microseconds=runner.span // 1000)
-                rows.append((moment, runner))
-            rows.sort(key=lambda row: row[0], reverse=True)
-            return [
-                {
-                    "name": runner.model.name.shortest,
-                    "model": runner.model.name.shortest,
-                    "size": runner.placement.size,
-                    "digest": runner.model.manifest.digest,
-                    "details": runner.model.details,
-                    "expires_at": go_time(moment),
-                    "size_vram": runner.placement.size_vram,
-                    "context_length": runner.context,
-                }
-                for moment, runner in rows
-            ]
+        # Without the lock: a load holds it, and the question is answered meanwhile.
+        rows = []
+        for runner in list(self._loaded.values()):
+            moment = runner.expires or now() + timedelta(microseconds=runner.span // 1000)
+            rows.append((moment, runner))
+        rows.sort(key=lambda row: row[0], reverse=True)
+        return [
+            {
+                "name": runner.model.name.shortest,
+                "model": runner.model.name.shortest,
+                "size": runner.placement.size,
+                "digest": runner.model.manifest.digest,
+                "details": runner.model.details,
+                "expires_at": go_time(moment),
+                "size_vram": runner.placement.size_vram,
+                "context_length": runner.context,
+            }
+            for moment, runner in rows
+        ]
 
     def _load(self, model: Model, header: Gguf, context: int, options: dict[str, Any]) -> Runner:
         told = switches()
@@ -1618,11 +1620,13 @@ class Scheduler:
         allowed = load_timeout() / 1e9
         takes = float(told.get("load_seconds") or 0)
         if told.get("load_timeout") or takes > allowed:
-            time.sleep(0 if told.get("load_timeout") else allowed)
+            self.ended.wait(0 if told.get("load_timeout") else allowed)
             end_process(process)
             progress = "" if NEW_RUNNER else f"progress {1 if told.get('load_timeout') else 0:.2f} - "
             raise self._failed(f"timed out waiting for {name} to start - {progress}")
-        time.sleep(takes)
+        if self.ended.wait(takes):
+            end_process(process)
+            raise self._failed(f"timed out waiting for {name} to start: context canceled")
         if told.get("abort_in_warmup"):
             process.wait(timeout=30)
         if process.poll() is not None:
@@ -2293,6 +2297,7 @@ def serve() -> None:
     signal.signal(signal.SIGINT, end)
     server.serve_forever(poll_interval=0.05)
     server.server_close()
+    server.scheduler.ended.set()
     with _downloads_lock:
         waiting = list(_downloads.values())
     for download in waiting:

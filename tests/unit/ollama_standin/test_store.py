@@ -8,15 +8,19 @@ import hashlib
 import json
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import BinaryIO, ClassVar
 
 import ollama
 import pytest
 
+from tests.lab.fileserver import FileServer, Range
 from tests.lab.ollama import standin as program
 from tests.lab.ollama.gguf_file import small_gguf
+from tests.lab.ollama.registry import RegistryHandler, publish_model
 from tests.lab.ollama.running import Registry, Standin
 
 MANIFEST = Path("manifests/registry.ollama.ai/library/volta-small/latest")
@@ -192,8 +196,6 @@ def test_a_broken_manifest_stops_the_pruning(make: Callable[..., Standin]) -> No
 def test_a_new_version_of_a_model_removes_the_layers_that_it_no_longer_has(
     tmp_path: Path, make: Callable[..., Standin]
 ) -> None:
-    from tests.lab.ollama.registry import publish_model
-
     with Registry(tmp_path / "other") as registry:
         standin = make(registry=registry.url).start()
         client = ollama.Client(standin.url)
@@ -224,3 +226,83 @@ def test_a_taken_port_ends_the_second_server(standin: Standin) -> None:
     ended = standin.command("serve")
     assert ended.returncode == 1
     assert "bind: address already in use" in ended.stderr
+
+
+def test_a_connection_that_breaks_is_taken_up_where_it_broke(tmp_path: Path, make: Callable[..., Standin]) -> None:
+    class Cut(RegistryHandler):
+        """Ends the first answers of each blob of weights in the middle."""
+
+        cuts: ClassVar[list[int]] = [0]
+
+        def send_body(self, handle: BinaryIO, part: Range) -> None:
+            if part.length > 100_000 and self.command == "GET" and self.headers.get("Range") and self.cuts[0] < 3:
+                self.cuts[0] += 1
+                handle.seek(part.start)
+                self.wfile.write(handle.read(100_000))
+                self.close_connection = True
+                return
+            super().send_body(handle, part)
+
+    with Registry(tmp_path / "cut", Cut) as registry:
+        standin = make(registry=registry.url).start()
+        standin.switch(retry_seconds=0)
+        assert ollama.Client(standin.url).pull("volta-small").status == "success"
+        ranges = [part for _, path, part in registry.requests if path.endswith(registry.published["model"]) and part]
+        assert [part.partition("=")[2].partition("-")[0] for part in ranges] == ["0", "100000", "200000", "300000"]
+        assert "attempt 2 failed: unexpected EOF" in standin.log()
+
+
+def test_a_registry_that_never_delivers_is_given_up(tmp_path: Path, make: Callable[..., Standin]) -> None:
+    class Empty(RegistryHandler):
+        def send_body(self, handle: BinaryIO, part: Range) -> None:
+            if part.length > 100_000 and self.headers.get("Range"):
+                self.close_connection = True
+                return
+            super().send_body(handle, part)
+
+    with Registry(tmp_path / "empty", Empty) as registry:
+        standin = make(registry=registry.url).start()
+        standin.switch(retry_seconds=0)
+        with pytest.raises(ollama.ResponseError, match="max retries exceeded: unexpected EOF"):
+            ollama.Client(standin.url).pull("volta-small")
+
+
+def test_a_plain_file_server_will_do_as_the_registry_and_not_by_its_address(
+    make: Callable[..., Standin], registry: Registry
+) -> None:
+    server = FileServer(("127.0.0.1", 0), registry.folder)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread.start()
+    try:
+        standin = make(registry=server.url).start()
+        client = ollama.Client(standin.url)
+        assert client.pull("volta-small").status == "success"
+        client.delete("volta-small")
+        name = server.url.removeprefix("http://") + "/library/volta-small"
+        with pytest.raises(ollama.ResponseError, match="http: no Location header in response"):
+            client.pull(name, insecure=True)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_the_registry_can_be_named_in_the_file_of_faults(make: Callable[..., Standin], registry: Registry) -> None:
+    standin = make(registry=None).start()
+    standin.switch(registry=registry.url)
+    assert ollama.Client(standin.url).pull("volta-small").status == "success"
+
+
+def test_an_end_does_not_wait_for_a_load(make: Callable[..., Standin]) -> None:
+    standin = make().start()
+    client = ollama.Client(standin.url)
+    client.pull("volta-small")
+    standin.switch(load_seconds=1000)
+    asking = threading.Thread(target=lambda: standin.command("run", "volta-small", "hello"), daemon=True)
+    asking.start()
+    while "waiting for llama runner" not in standin.log():
+        time.sleep(0.01)
+    # Meanwhile it answers.
+    assert client.ps().models == []
+    assert standin.stop() == 0
+    asking.join()
