@@ -431,7 +431,7 @@ class Probe:
             what = f"within {self.question.answer_timeout:.0f} s" if exc.kind == "silent" else f"({plain(exc.text)})"
             message = f"{path}: the test question got no answer {what}"
             remedy = f"{self._look}; a server that is busy needs a larger answer_timeout."
-            raise FaultError(fault("completion_failed", self.question.root, message, remedy)) from None
+            raise FaultError(fault("completion_failed", plain(self.question.root), message, remedy)) from None
 
     def _check_answer(self) -> list[Fault]:
         options = {"num_predict": ANSWER_TOKENS, "temperature": 0, "seed": 1}

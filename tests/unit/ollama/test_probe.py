@@ -380,7 +380,10 @@ def test_another_program_on_the_port_is_not_taken_for_the_service(lab: Callable[
 
 
 def test_what_answers_and_is_no_ollama(lab: Callable[..., Lab], registry: Registry) -> None:
-    assert lab(pull=False).examine(base_url=registry.url, unit=None) == ["ollama_error"]
+    (fault,) = lab(pull=False).faults(base_url=registry.url.replace("//", "//oper:hidden-word@"), unit=None)
+    assert fault.code == "ollama_not_answering"
+    assert "is not Ollama" in fault.message
+    assert "hidden-word" not in repr(fault)
 
 
 def test_without_leave_to_load_only_what_is_loaded_is_judged(lab: Callable[..., Lab]) -> None:
