@@ -98,11 +98,11 @@ class Lab:
         """Codes of the faults."""
         return [fault.code for fault in self.faults(**asked)]
 
-    def faults(self, **asked: Any) -> list[Fault]:
+    def faults(self, patience: float = 20.0, **asked: Any) -> list[Fault]:
         asked = {"model": "volta-small", "unit": UNIT, "timeout": 0.3, **asked}
         question = Question(base_url=asked.pop("base_url", self.standin.url), **asked)
         self.probe = Probe(
-            question, Cards(self.standin), Host(self.standin), self.run, sleep=lambda _: None, patience=1.0
+            question, Cards(self.standin), Host(self.standin), self.run, sleep=lambda _: None, patience=patience
         )
         return self.probe.examine()
 
@@ -346,7 +346,7 @@ def test_a_setting_without_effect_is_a_fault(lab: Callable[..., Lab]) -> None:
 def test_a_server_that_hangs_one_that_is_away_and_one_that_ended(lab: Callable[..., Lab]) -> None:
     made = lab(pull=False)
     made.standin.switch(not_ready=True)
-    (fault,) = made.faults()
+    (fault,) = made.faults(patience=0.3)
     assert fault.code == "ollama_not_answering"
     assert "no answer in time" in fault.message
     made.standin.switch()
