@@ -47,6 +47,7 @@ NEEDS = (
     ),
     Need("gpg", "signs the archive of the lab", program="gpg"),
     Need("openssh-client", "reaches the machines", program="ssh"),
+    Need("zstd", "packs the archives of the stand-in for Ollama", program="zstd"),
     Need("util-linux", "the private mount namespace", program="unshare"),
     Need("ca-certificates", "HTTPS", files=("/etc/ssl/certs/ca-certificates.crt",)),
 )

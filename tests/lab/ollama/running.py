@@ -80,6 +80,7 @@ class Standin:
         driver: str | None = None,
         profile: str = "v100x4",
         libraries: Iterable[str] = LIBRARIES,
+        broken: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = folder
@@ -87,7 +88,7 @@ class Standin:
         self.program = folder / "release" / "bin" / "ollama"
         self._switches = folder / "switches.json"
         self._log = folder / "serve.log"
-        release = make_release(folder, version, ("tgz",), libraries=libraries)
+        release = make_release(folder, version, ("tgz",), libraries=libraries, broken=broken)
         with tarfile.open(release.files["tgz"]) as archive:
             archive.extractall(folder / "release")
         tools = folder / "tools"

@@ -88,6 +88,13 @@ def test_a_runner_that_aborts_is_told_from_one_that_is_slow(gpu: Standin) -> Non
     assert loaded(gpu).size_vram
 
 
+def test_a_release_can_have_a_runner_that_aborts(make: Callable[..., Standin]) -> None:
+    standin = make(version="0.30.5", broken="abort_in_warmup").start()
+    ollama.Client(standin.url).pull("volta-small")
+    with pytest.raises(ollama.ResponseError, match=r"llama-server process has terminated: signal: aborted"):
+        loaded(standin)
+
+
 def test_a_load_longer_than_the_time_limit_is_given_up(make: Callable[..., Standin]) -> None:
     standin = make(environment={"OLLAMA_LOAD_TIMEOUT": "100ms"}).start()
     ollama.Client(standin.url).pull("volta-small")
