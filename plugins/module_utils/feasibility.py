@@ -15,15 +15,18 @@ from typing import Any
 
 from .catalogue_models import find_model
 from .compat import Note, find_gpu, judge
-from .faults import Fault, FaultError
+from .faults import Fault, FaultError, in_variables
 from .gguf import planning
 from .gguf.plan import FAULTS
 from .gguf.planning import Answer, Gpu
 from .gguf.reader import Header
 from .machine import Machine
 from .nvidia.inventory import pci_devices
+from .ollama.environment import VARIABLES
+from .ollama.together import foresee
 from .serving.arguments import SPLIT_MODES, Settings, Surroundings, release
 from .serving.arguments import plan as plan_server
+from .serving.catalogue import CATALOGUE as SETTINGS
 from .serving.memory import plan_settings
 from .serving.model_file import context_of
 from .transfer.sources import HUGGINGFACE, Source, source_of
@@ -32,6 +35,10 @@ from .transfer.sources import HUGGINGFACE, Source, source_of
 ANSWER_LIMIT = 10.0
 #: Settings without which memory cannot be planned when they are wrong.
 NEEDED = ("parallel", "context_per_request", "ubatch", "cache_type_k", "cache_type_v", "backend")
+ENGINES = ("llama_server", "ollama")
+#: The release whose variables are known where none is named: role ollama's default.
+OLLAMA = "0.24.0"
+OLLAMA_OPTIONS = ("version", "environment", "models", "gpus", *sorted({v.owner for v in VARIABLES if v.owner}))
 NO_GPUS = "Write the GPUs, as in plan_gpus: 4 x V100-SXM2-32GB."
 
 
@@ -41,8 +48,10 @@ class Request:
 
     ``model`` is what the operator names: catalogue name, path or URL. Without it the header is looked for at
     ``server.model``, where the model will lie, then where the first of ``files`` comes from (``files``, ``sources`` and
-    ``token`` as model_download takes them), then in the catalogue under ``model_name``. ``gpus`` are products as
-    vram_plan takes them. ``read_machine`` says whether GPUs, driver and model may be looked for on the machine.
+    ``token`` as model_download takes them), then in the catalogue under ``model_name``. ``engines`` are those of the
+    machine, the primary one among them. ``ollama`` is the release of Ollama beside it; its variables are judged also
+    without. ``gpus`` are products as vram_plan takes them. ``read_machine`` says whether GPUs, driver and model may be
+    looked for on the machine.
     """
 
     server: Settings
@@ -57,6 +66,10 @@ class Request:
     cuda: str = ""
     engine: str = ""
     overhead_mib: float | None = None
+    engines: Sequence[str] = ()
+    ollama: str = ""
+    ollama_environment: Mapping[str, Any] = field(default_factory=dict)
+    ollama_models: Sequence[Mapping[str, Any]] = ()
     read_machine: bool = True
     nvidia_smi: str = "nvidia-smi"
 
@@ -122,7 +135,16 @@ def consider(request: Request, machine: Machine, timeout: float = 30.0) -> Verdi
     setting_faults = [fault for fault in computed.faults if fault.code not in known]
     faults = found.faults + (cards.faults if cuda or request.gpus else []) + compat_faults + setting_faults
 
-    notes = found.notes + cards.notes + [f"{note.subject}: {note.message}" for note in compat_notes]
+    faults += [
+        SETTINGS.fault("setting_invalid", "volta_engines", f"{name!r} is no engine", "Write llama_server or ollama.")
+        for name in dict.fromkeys(map(str, request.engines))
+        if name not in ENGINES
+    ]
+    beside, beside_notes = _ollama(request, driver, cards)
+    # In the names of role ollama's variables: this module's options are those of the server.
+    faults += in_variables(beside, "ollama_", OLLAMA_OPTIONS)
+
+    notes = found.notes + cards.notes + [f"{note.subject}: {note.message}" for note in compat_notes] + beside_notes
     answer = None
     wrong = {fault.subject for fault in setting_faults}
     if found.header is not None and in_use and not wrong.intersection(NEEDED):
@@ -140,13 +162,13 @@ def consider(request: Request, machine: Machine, timeout: float = 30.0) -> Verdi
         "driver": driver,
         "CUDA": request.cuda if cuda else "",
         "llama.cpp": request.engine,
+        "Ollama": request.ollama,
         "model": architecture or "",
         "GPU": ", ".join(dict.fromkeys(gpu.product for gpu in in_use)),
     }
     judged = ", ".join(f"{name} {value}" for name, value in parts.items() if value)
-    lines.append(
-        f"together: {judged or 'nothing given'}: {'REFUSED' if compat_faults else 'nothing stands against it'}"
-    )
+    verdict = "REFUSED" if compat_faults or beside else "nothing stands against it"
+    lines.append(f"together: {judged or 'nothing given'}: {verdict}")
     lines += [f"note: {note}" for note in dict.fromkeys(notes)]
     planned_notes = answer.plan.notes if answer else []
     return Verdict(
@@ -308,6 +330,18 @@ def _combination(
         notes += verdict.notes
     # Two kinds of GPU can be refused for one and the same reason; plain records also sort with all others.
     return list(dict.fromkeys(Fault(f.code, f.subject, f.message, f.remedy) for f in faults)), notes
+
+
+def _ollama(request: Request, driver: str, cards: Cards) -> tuple[list[Fault], list[str]]:
+    if not (request.ollama or request.ollama_environment):
+        return [], []
+    return foresee(
+        request.ollama or OLLAMA,
+        request.ollama_environment,
+        request.ollama_models if request.ollama else (),
+        driver if request.ollama else None,
+        [gpu.product for gpu in cards.gpus] if request.ollama else [],
+    )
 
 
 def _memory(request: Request, found: Found, gpus: Sequence[Gpu], split_wrong: bool) -> Answer:

@@ -70,6 +70,24 @@ options:
     description: llama.cpp by release (V(0.5.0)) or build number (V(b10809)).
     type: str
     default: ''
+  engines:
+    description: Engines that the machine is to have, V(llama_server) or V(ollama).
+    type: list
+    elements: str
+    default: []
+  ollama:
+    description: Release of Ollama that will be beside it, as V(0.24.0). Empty judges no combination with it.
+    type: str
+    default: ''
+  ollama_environment:
+    description: Its variables, as M(volta.llm.ollama_settings) takes them. Judged also where O(ollama) is empty.
+    type: dict
+    default: {}
+  ollama_models:
+    description: Its models, as M(volta.llm.ollama_settings) takes them.
+    type: list
+    elements: dict
+    default: []
   overhead_mib:
     description: What driver and engine take of each GPU beside the engine's buffers. See M(volta.llm.vram_plan).
     type: float
@@ -252,7 +270,7 @@ SERVER = (
 #: Options that are the request's by the same name.
 REQUEST = (
     *("model", "model_name", "files", "sources", "token", "gpus", "read_machine", "driver", "flavour", "cuda"),
-    *("engine", "overhead_mib", "nvidia_smi"),
+    *("engine", "engines", "ollama", "ollama_environment", "ollama_models", "overhead_mib", "nvidia_smi"),
 )
 
 
@@ -272,6 +290,10 @@ def main() -> None:
             "flavour": text,
             "cuda": text,
             "engine": text,
+            "engines": {"type": "list", "elements": "str", "default": []},
+            "ollama": text,
+            "ollama_environment": {"type": "dict", "default": {}},
+            "ollama_models": {"type": "list", "elements": "dict", "default": []},
             "overhead_mib": {"type": "float"},
             "alias": text,
             "host": {"type": "str", "default": "127.0.0.1"},

@@ -14,9 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ..addresses import address_of, is_loopback
-from ..compat import judge
 from ..faults import Fault, FaultError
-from ..gguf.shards import shard_name
 from ..machine import Machine, Runner, run
 from ..nvidia.inventory import loaded_version, pci_devices
 from ..serving import memory
@@ -32,6 +30,7 @@ from . import folders, unit
 from .catalogue import fault
 from .names import parse_name
 from .release import check_version
+from .together import check_compat, check_models
 
 BACKENDS = ("cuda", "cpu")
 FLASH_ATTENTION = ("auto", "on", "off")
@@ -68,6 +67,7 @@ class Settings:
     num_parallel: int = 1
     keep_alive: str = "30m"
     load_timeout: int = 0
+    device_timeout: int = 60
     max_loaded_models: int = 1
     max_queue: int = 512
     flash_attention: str = "auto"
@@ -141,7 +141,9 @@ def prepare(
     faults += check_disjoint(settings, cards)
     library, library_faults = choose_library(settings, cards)
     faults += library_faults
-    compat_faults, compat_notes = check_compat(settings, cards, loaded_version(gpu_machine) if cuda else None)
+    kinds = [cards.pci_ids[bus] for bus in cards.in_use if bus in cards.pci_ids]
+    driver = loaded_version(gpu_machine) if cuda else None
+    compat_faults, compat_notes = check_compat(settings.version, driver, kinds, settings.models)
     faults += compat_faults
     notes += compat_notes
 
@@ -164,25 +166,23 @@ def prepare(
     place_faults = folders.check_place(settings.models_directory, options.prefix)
     faults += place_faults
     root_url = f"http://{reachable_host(settings.host)}:{settings.port}"
-    text = unit.drop_in(
-        unit.Unit(
-            binary=options.binary,
-            user=settings.user,
-            environment=environment,
-            unset=[name for name in owned_names(version) if name not in environment],
-            guard=options.guard,
-            python=options.python,
-            root_url=root_url,
-            port=settings.port,
-            cuda=cuda,
-            gpus=len(cards.in_use) or None,
-            # The devices of a simulator are none that could be opened.
-            wait_for_devices=gpu_machine.path("/") == Path("/"),
-            writable=[str(settings.models_directory)],
-            conflicts=settings.conflicts,
-            ruleset=rules_file(options.folder, unit.NAME, rules) if rules else "",
-        )
+    wanted = unit.Unit(
+        binary=options.binary,
+        user=settings.user,
+        environment=environment,
+        unset=[name for name in owned_names(version) if name not in environment],
+        guard=options.guard,
+        python=options.python,
+        root_url=root_url,
+        port=settings.port,
+        cuda=cuda,
+        gpus=len(cards.in_use) or None,
+        device_timeout=settings.device_timeout,
+        writable=[str(settings.models_directory)],
+        conflicts=settings.conflicts,
+        ruleset=rules_file(options.folder, unit.NAME, rules) if rules else "",
     )
+    text = unit.drop_in(wanted)
     base, effective, unit_faults = look_at_unit(text, options, runner)
     faults += unit_faults
     if not place_faults:
@@ -229,7 +229,7 @@ def prepare(
             "gpu_count": len(cards.in_use) or None if cuda else None,
             "llm_library": library,
             "load_timeout": limit,
-            "start_timeout": unit.START_SECONDS + 30,
+            "start_timeout": wanted.start_seconds + 30,
             "endpoints": endpoints(settings, f"{root_url}/v1"),
             "notes": notes,
         },
@@ -274,6 +274,8 @@ def check_basics(settings: Settings) -> list[Fault]:
         ("max_queue", settings.max_queue, 1, 1 << 20),
         # 0 is "by size".
         ("load_timeout", settings.load_timeout, 0, LONGEST_LOAD),
+        # 0 is "not at all".
+        ("device_timeout", settings.device_timeout, 0, 3600),
     ):
         if not low <= number <= high:
             faults.append(_invalid(subject, f"{number} is out of range", f"Write a number from {low} to {high}."))
@@ -316,22 +318,6 @@ def check_basics(settings: Settings) -> list[Fault]:
             )
         )
     return faults + check_models(settings.models)
-
-
-def check_models(models: Sequence[Mapping[str, Any]]) -> list[Fault]:
-    """Names that can be names, each once."""
-    faults: list[Fault] = []
-    seen: set[tuple[str, ...]] = set()
-    for number, model in enumerate(models):
-        try:
-            name = parse_name(str(model.get("name") or ""))
-        except FaultError as exc:
-            faults.append(Fault(exc.fault.code, f"models[{number}]", exc.fault.message, exc.fault.remedy))
-            continue
-        if name.key in seen:
-            faults.append(_invalid(f"models[{number}]", f"{name.shown} is there twice", "Name each model once."))
-        seen.add(name.key)
-    return faults
 
 
 def check_openness(settings: Settings) -> list[Fault]:
@@ -424,31 +410,6 @@ def choose_library(settings: Settings, cards: _Cards) -> tuple[str | None, list[
         message = f"{asked} has no code for compute capability {lowest[0]}.{lowest[1]}"
         return None, [fault("ollama_library_unusable", "llm_library", message, f"Write auto, or {V12}.")]
     return asked, []
-
-
-def check_compat(settings: Settings, cards: _Cards, driver: str | None) -> tuple[list[Fault], list[str]]:
-    """What the compatibility table says of release, driver, cards and each model."""
-    if check_version(settings.version) is not None:
-        return [], []
-    kinds: list[str | None] = list(dict.fromkeys(cards.pci_ids[bus] for bus in cards.in_use if bus in cards.pci_ids))
-    faults: list[Fault] = []
-    notes: list[str] = []
-    for model in settings.models or [{}]:
-        gguf = model.get("gguf")
-        named = shard_name(str(gguf)) if gguf else None
-        for kind in kinds or [None]:
-            verdict = judge(
-                {
-                    "ollama": settings.version,
-                    "driver": driver,
-                    "gpu": kind,
-                    "architecture": model.get("architecture"),
-                    "shards": len(named.all) if named else None,
-                }
-            )
-            faults += [Fault(found.code, found.subject, found.message, found.remedy) for found in verdict.faults]
-            notes += [f"{note.subject}: {note.message}" for note in verdict.notes]
-    return list(dict.fromkeys(faults)), list(dict.fromkeys(notes))
 
 
 def largest(models: Sequence[Mapping[str, Any]]) -> int | None:

@@ -331,3 +331,38 @@ def test_a_token_goes_to_the_hub_it_is_for() -> None:
 
     assert list(sent.values()) == ["Bearer t", None, "Bearer o", None, None, None]
     assert "t" not in repr(Request(server(), token="t")).replace("token", "").split("'")
+
+
+# --- Ollama beside it -------------------------------------------------------------------------------------------------
+
+
+def test_an_ollama_that_goes_with_the_driver() -> None:
+    verdict = ask(ollama="0.24.0", ollama_models=[{"name": "qwen3:8b"}], engines=["llama_server", "ollama"])
+    assert codes(verdict) == []
+    assert any("Ollama 0.24.0" in line for line in verdict.lines)
+
+
+def test_what_ollama_cannot_do_under_this_driver_is_refused_before_anything_else() -> None:
+    """The owner's model wants a newer Ollama, and that one a newer driver than 535."""
+    assert "ollama_without_architecture" in codes(
+        ask(ollama="0.24.0", ollama_models=[{"name": "m", "architecture": "qwen4exp"}])
+    )
+    verdict = ask(ollama="0.31.0")
+    assert "ollama_ignores_gpu" in codes(verdict)
+    assert any(line.endswith("REFUSED") for line in verdict.lines)
+    shards = [{"name": "m", "gguf": "/srv/m-00001-of-00004.gguf"}]
+    assert "ollama_sharded_model" in codes(ask(ollama="0.24.0", ollama_models=shards))
+    assert codes(ask(ollama="latest")) == ["ollama_version_invalid"]
+
+
+def test_a_variable_that_ollama_does_not_have_is_refused_also_where_it_is_not_set_up_yet() -> None:
+    for ollama in ("", "0.24.0"):
+        (fault,) = ask(ollama=ollama, ollama_environment={"OLLAMA_NUM_GPU": "4"}).faults
+        assert fault.subject == "ollama_environment: OLLAMA_NUM_GPU"
+        assert "ollama_gpus" in fault.remedy
+        assert "num_gpu" in fault.remedy
+
+
+def test_an_engine_that_there_is_not() -> None:
+    (fault,) = ask(engines=["vllm", "llama_server"]).faults
+    assert (fault.subject, fault.message) == ("volta_engines", "'vllm' is no engine")

@@ -32,11 +32,11 @@ def owner(variable: str) -> str | None:
 
 
 def taken_over() -> list[tuple[str, str]]:
-    """(variable, fallback) of other roles' variables in the defaults and the tasks."""
+    """(variable, fallback) of other roles' variables in the defaults and the tasks; the inventory's have no role."""
     texts = [str(value) for value in DEFAULTS.values()]
     texts.append((ROOT / "roles/plan/tasks/main.yml").read_text(encoding="utf-8"))
     pairs = {pair for text in texts for pair in TAKEN.findall(text)}
-    return sorted((name, fallback) for name, fallback in pairs if not name.startswith("__"))
+    return sorted((name, fallback) for name, fallback in pairs if not name.startswith(("__", "volta_")))
 
 
 def test_variables_of_other_roles_are_taken_over() -> None:
