@@ -21,6 +21,7 @@ LEFT_OUT = (
     "tests/unit/engine/test_ship.py",
     "tests/unit/gpu_simulator",
     "tests/unit/lab",
+    "tests/unit/ollama_standin",
     "tests/unit/transfer/test_servers.py",
 )
 
