@@ -94,6 +94,12 @@ options:
     description: Seconds without progress after which loading a model is given up. V(0) takes it from the size of the largest of O(models).
     type: int
     default: 0
+  device_timeout:
+    description:
+      - Seconds to wait before a start for the device nodes of all GPUs, without which Ollama runs on the CPU. V(0) does not wait, as where GPUs
+        are simulated.
+    type: int
+    default: 60
   max_loaded_models:
     description: Models in memory at once.
     type: int
@@ -152,8 +158,7 @@ options:
     default: /usr/local/lib/volta-llm/llama-server-guard
   sysroot:
     description:
-      - Folder below which C(/proc) and C(/sys) are read for the GPUs. Unit, folders and ports are always those of this machine. The devices of
-        another folder are not waited for.
+      - Folder below which C(/proc) and C(/sys) are read for the GPUs. Unit, folders and ports are always those of this machine.
     type: path
     default: /
 extends_documentation_fragment:
@@ -363,6 +368,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "num_parallel": {"type": "int", "default": 1},
     "keep_alive": {"type": "str", "default": "30m"},
     "load_timeout": {"type": "int", "default": 0},
+    "device_timeout": {"type": "int", "default": 60},
     "max_loaded_models": {"type": "int", "default": 1},
     "max_queue": {"type": "int", "default": 512},
     "flash_attention": {"type": "str", "choices": list(FLASH_ATTENTION), "default": "auto"},

@@ -27,10 +27,8 @@ DROPIN = "50-volta.conf"
 MARK = "# Written by Ansible (volta.llm.ollama)"
 #: Where the service's key for the registry and its caches are. systemd makes it, for the unit's user.
 HOME = "/var/lib/ollama"
-#: Seconds to wait for the cards' device nodes.
-DEVICE_SECONDS = 60
-#: Two looks at the GPUs of up to 30 s for each of the libraries (v0.24.0 discover/runner.go), and the wait before.
-START_SECONDS = 240
+#: Looks at the GPUs of up to 30 s for each of the libraries, twice (v0.24.0 discover/runner.go).
+START_SECONDS = 180
 STOP_SECONDS = 30
 
 #: The vendor's unit, line by line (scripts/install.sh, alike in v0.5.13 to v0.32.15); folders and the PATH differ.
@@ -54,7 +52,8 @@ _VENDOR = tuple(
 class Unit:
     """What the drop-in says.
 
-    ``gpus`` is how many cards must be there before the start, null where that is not known, 0 where none is waited for.
+    ``gpus`` is how many cards must be there before the start, null where that is not known. ``device_timeout`` is how
+    many seconds their device nodes are waited for, 0 not at all.
     ``unset`` are variables that it must not have, whoever sets them. ``writable`` are folders that the service writes
     to. ``conflicts`` are units that are stopped when it starts, and stop it when they do. ``ruleset`` is the file that
     nftables reads before each start, empty for none.
@@ -69,11 +68,16 @@ class Unit:
     port: int
     cuda: bool = True
     gpus: int | None = None
-    wait_for_devices: bool = True
+    device_timeout: int = 60
     unset: Sequence[str] = ()
     writable: Sequence[str] = ()
     conflicts: Sequence[str] = ()
     ruleset: str = ""
+
+    @property
+    def start_seconds(self) -> int:
+        """Seconds for a start: the wait for the devices, and Ollama's own look at the GPUs."""
+        return START_SECONDS + (self.device_timeout if self.cuda else 0)
 
 
 def base() -> str:
@@ -105,7 +109,7 @@ def drop_in(unit: Unit) -> str:
         f"Wants={before}",
         f"After={before}",
         # Longer than that many failing starts take, or the limit would never be reached.
-        f"StartLimitIntervalSec={STARTS * (START_SECONDS + STOP_SECONDS + RESTART_SECONDS) + 60}",
+        f"StartLimitIntervalSec={STARTS * (unit.start_seconds + STOP_SECONDS + RESTART_SECONDS) + 60}",
         f"StartLimitBurst={STARTS}",
     ]
     if unit.conflicts:
@@ -130,10 +134,10 @@ def drop_in(unit: Unit) -> str:
     ]
     if unit.ruleset:
         lines.append(f"ExecStartPre=+{NFT} -f {quote(unit.ruleset)}")
-    if unit.cuda and unit.wait_for_devices:
+    if unit.cuda and unit.device_timeout:
         count = f" --count {unit.gpus}" if unit.gpus else ""
         # "+": the device nodes are made by a setuid helper, which NoNewPrivileges would keep from working.
-        lines.append(f"ExecStartPre=+{guard} devices{count} --timeout {DEVICE_SECONDS}")
+        lines.append(f"ExecStartPre=+{guard} devices{count} --timeout {unit.device_timeout}")
     lines += [
         "ExecStart=",
         f"ExecStart={quote(unit.binary)} serve",
@@ -143,7 +147,7 @@ def drop_in(unit: Unit) -> str:
         "ExecStopPost=",
         f"ExecStopPost=+-{guard} why",
         *([f"ExecStopPost=+-{NFT} delete table inet {table_name(NAME)}"] if unit.ruleset else []),
-        f"TimeoutStartSec={START_SECONDS}",
+        f"TimeoutStartSec={unit.start_seconds}",
         f"TimeoutStopSec={STOP_SECONDS}",
         "Restart=on-failure",
         f"RestartSec={RESTART_SECONDS}",

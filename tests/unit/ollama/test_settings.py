@@ -276,6 +276,7 @@ def test_a_login_in_an_address_is_not_shown(played: Played) -> None:
         ({"num_parallel": 0}, "setting_invalid", "1 to 256"),
         ({"keep_alive": "1d"}, "setting_invalid", "would take 5 minutes"),
         ({"load_timeout": -1}, "setting_invalid", "0 to"),
+        ({"device_timeout": 86400}, "setting_invalid", "0 to 3600"),
         ({"kv_cache_type": "q8_0"}, "setting_invalid", "`flash_attention` on"),
         ({"kv_cache_type": "q5_1", "flash_attention": "on"}, "setting_invalid", "f16, q8_0, q4_0"),
         ({"origins": ["chat.example.org"]}, "setting_invalid", "would not start"),

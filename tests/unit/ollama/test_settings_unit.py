@@ -71,7 +71,9 @@ def test_it_waits_for_persistence_and_devices_and_is_active_when_it_answers() ->
     assert ready.endswith("ready --url http://127.0.0.1:11434/api/version --port 11434 --pid $MAINPID")
     assert int(found["TimeoutStartSec"][0]) > 60
     assert found["ExecStartPre"] != settings(replace(CUDA, gpus=None))["ExecStartPre"]
-    assert settings(replace(CUDA, wait_for_devices=False))["ExecStartPre"] == [""]
+    assert settings(replace(CUDA, device_timeout=0))["ExecStartPre"] == [""]
+    longer = settings(replace(CUDA, device_timeout=600))
+    assert int(longer["TimeoutStartSec"][0]) - int(found["TimeoutStartSec"][0]) == 540
     assert settings(replace(CUDA, cuda=False))["ExecStartPre"] == [""]
 
 
