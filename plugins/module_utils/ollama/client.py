@@ -15,7 +15,7 @@ import re
 import ssl
 import time
 import urllib.parse
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, BinaryIO
 
 MIB = 1 << 20
@@ -96,7 +96,9 @@ class Client:
 
     # -- work -------------------------------------------------------------------------------------------------------
 
-    def follow(self, path: str, content: Mapping[str, Any], patience: Callable[[], float]) -> Iterator[dict[str, Any]]:
+    def follow(
+        self, path: str, content: Mapping[str, Any], patience: Callable[[], float]
+    ) -> Generator[dict[str, Any], None, None]:
         """The lines of a stream, as they come. Raises ApiError where one is an error, or none comes in time.
 
         ``patience`` tells how many seconds the server may be silent at this moment; it is asked before each line.

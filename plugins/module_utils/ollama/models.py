@@ -11,9 +11,10 @@ from __future__ import annotations
 import errno
 import hashlib
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -472,20 +473,24 @@ class Keeper:
         done: dict[str, tuple[int, int]] = {}
         status = ""
         try:
-            for event in self._client.follow(path, request, watch.patience):
-                status = str(event.get("status") or "")
-                digest = str(event.get("digest") or "")
-                completed, total = _whole(event.get("completed")), _whole(event.get("total"))
-                if digest:
-                    done[digest] = (completed, max(total, completed))
-                    seen.add(digest.removeprefix("sha256:"))
-                so_far = sum(entry[0] for entry in done.values())
-                whole = sum(entry[1] for entry in done.values())
-                watch.see(status, digest, completed, max(whole, size))
-                if watch.stalled:
-                    raise Stalled
-                self._progress.phase = "" if digest else _short_status(status)
-                self._progress.update(so_far, whole or None)
+            # Closed at once where it is given up: Ollama then ends what nobody follows.
+            with closing(self._client.follow(path, request, watch.patience)) as events:
+                for event in events:
+                    status = str(event.get("status") or "")
+                    digest = str(event.get("digest") or "")
+                    completed, total = _whole(event.get("completed")), _whole(event.get("total"))
+                    if digest:
+                        if digest not in done:
+                            self._room_for(total - completed)
+                        done[digest] = (completed, max(total, completed))
+                        seen.add(digest.removeprefix("sha256:"))
+                    so_far = sum(entry[0] for entry in done.values())
+                    whole = sum(entry[1] for entry in done.values())
+                    watch.see(status, digest, completed, max(whole, size))
+                    if watch.stalled:
+                        raise Stalled
+                    self._progress.phase = "" if digest else _short_status(status)
+                    self._progress.update(so_far, whole or None)
         except ApiError as exc:
             if exc.kind != "silent":
                 return explain(exc, self._name, self._req.base_url, self._version)
@@ -496,6 +501,14 @@ class Keeper:
             return None
         words = f"the stream ended with {status!r}, not with 'success'" if status else "the stream ended with nothing"
         return explain(ApiError("broken", words), self._name, self._req.base_url, self._version)
+
+    def _room_for(self, size: int) -> None:
+        """That the disk takes what is still to come, before hours go into it. FaultError: disk_full."""
+        free = free_bytes(self._store.blobs)
+        if size > free:
+            message = f"{amount(size)} are still to come, {amount(free)} are free"
+            remedy = "Make room on that file system, and run again: what has come is used."
+            raise FaultError(fault("disk_full", str(self._store.blobs), message, remedy))
 
     def _stalled(self, watch: Watch, done: Mapping[str, tuple[int, int]]) -> Trouble:
         so_far, whole = (sum(entry[part] for entry in done.values()) for part in (0, 1))
@@ -563,8 +576,7 @@ class Keeper:
                 if placed.how == "link":
                     self.out.notes.append(f"{path} and {self._store.blob(sha256)} are one file now, the store's")
                 return
-        self.out.placed = "upload"
-        self.out.notes.append(f"{path} was copied into the store: {why}")
+        self._room_for(size)
         self._progress.phase = "copying"
         done = 0
 
@@ -578,6 +590,8 @@ class Keeper:
                 self._client.upload(sha256, content, size, self._req.stall_timeout, note)
         except ApiError as exc:
             raise FaultError(explain(exc, self._name, self._req.base_url, self._version).fault) from exc
+        self.out.placed = "upload"
+        self.out.notes.append(f"{path} was copied into the store: {why}")
 
     # -- comparing --------------------------------------------------------------------------------------------------
 
@@ -727,6 +741,11 @@ class Keeper:
             "size": sum(leftover.size for leftover in left),
             "removed": removed,
         }
+
+
+def free_bytes(folder: Path) -> int:
+    """What the service's user can still write there."""
+    return shutil.disk_usage(folder).free
 
 
 def _judge_options(req: Request, shown: str) -> list[Fault]:
