@@ -309,6 +309,10 @@ def check_basics(settings: Settings) -> list[Fault]:
             faults.append(
                 _invalid("conflicts", f"{conflict!r} names no other service", "Write units, as llama-server.service.")
             )
+    for number, model in enumerate(settings.models):
+        if model.get("size") and _bytes(model) is None:
+            message = f"size {model['size']!r} is no whole number"
+            faults.append(_invalid(f"models[{number}]", message, "Write the bytes of all its blobs, as 5225388164."))
     if settings.host != "localhost" and address_of(settings.host) is None:
         faults.append(
             _invalid(
@@ -419,13 +423,19 @@ def largest(models: Sequence[Mapping[str, Any]]) -> int | None:
     """
     sizes = []
     for model in models:
-        size = model.get("size")
+        size = _bytes(model)
         path = Path(str(model.get("gguf") or "/nonexistent"))
         if size:
-            sizes.append(int(size))
+            sizes.append(size)
         elif path.is_file():
             sizes.append(path.stat().st_size)
     return max(sizes, default=None)
+
+
+def _bytes(model: Mapping[str, Any]) -> int | None:
+    """What is stated as a model's size; null for none, or for what is no number."""
+    text = str(model.get("size") or "")
+    return int(text) if re.fullmatch(r"\d{1,18}", text) else None
 
 
 def missing_bytes(settings: Settings) -> int:

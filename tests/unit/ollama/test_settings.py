@@ -290,7 +290,8 @@ def test_a_login_in_an_address_is_not_shown(played: Played) -> None:
         ({"models": [{"name": "a"}, {"name": "A:latest"}]}, "setting_invalid", "twice"),
         ({"models": [{"name": "a", "gguf": "/srv/m-00001-of-00004.gguf"}]}, "ollama_sharded_model", "shards"),
         ({"models": [{"name": "a", "architecture": "qwen4exp"}]}, "ollama_without_architecture", "llama-server"),
-        ({"models": [{"name": "a", "size": 10**18}]}, "disk_full", "missing"),
+        ({"models": [{"name": "a", "size": 10**17}]}, "disk_full", "missing"),
+        ({"models": [{"name": "a", "size": "5 GB"}]}, "setting_invalid", "bytes"),
         ({"models_directory": "/opt/ollama/models"}, "setting_invalid", "removed together"),
     ],
 )
