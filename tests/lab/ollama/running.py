@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -24,6 +23,13 @@ from .archive import LIBRARIES, make_release
 from .registry import RegistryHandler, RegistryServer, publish_model
 
 START_TIMEOUT = 30
+#: The simulator as nvidia-smi. As a module it is compiled once, not at each call.
+SMI = f"""#!{sys.executable}
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[3])!r})
+from tests.lab.gpu_simulator.gpu_simulator import main
+main(["nvidia-smi", *sys.argv[1:]])
+"""
 
 
 class Registry:
@@ -110,14 +116,11 @@ class Standin:
         else:
             state = folder / "gpu" / "state.json"
             self.environment["GPU_SIMULATOR_STATE"] = str(state)
-            shutil.copy(gpu_simulator.__file__, smi)
+            smi.write_text(SMI, encoding="utf-8")
             smi.chmod(0o755)
-            self._run(gpu_simulator.__file__, "install", "--profile", profile, "--driver", driver)
+            gpu_simulator.control(["--state", str(state), "install", "--profile", profile, "--driver", driver])
         self.process: subprocess.Popen[bytes] | None = None
         self.url = ""
-
-    def _run(self, *words: str) -> None:
-        subprocess.run([sys.executable, *words], env=self.environment, check=True, capture_output=True)
 
     def switch(self, **switches: Any) -> None:
         """Set exactly these faults."""
