@@ -18,6 +18,7 @@ description:
     milliseconds that nothing changed. Ollama passes that folder over.
   - A pull is followed to its end. Ollama answers 200 before it begins, and errors come in the stream; only its C(success) counts. It repeats how
     far it is whether or not anything comes, so what counts as progress is a new figure, see O(stall_timeout).
+  - A disk that is too small is told as soon as Ollama names the size of a blob, before its bytes come.
   - What passes by itself, such as a broken connection, is tried again. Ollama goes on with what it has, and so does the next run when
     this one is killed. Its clean-up at its own start takes partials that are older than an hour, unless E(OLLAMA_NOPRUNE) is set for it.
   - Only one run at a time works on a model; another one waits, showing the first one's progress. Pulls of others on the same server share
@@ -40,7 +41,8 @@ options:
   gguf:
     description:
       - A GGUF on the machine to make the model from, in place of a pull. It must be proved, by the stamp that M(volta.llm.model_download) left beside
-        it or by O(digest); see O(allow_unverified). It may be removed once the model is there.
+        it or by O(digest); see O(allow_unverified). One without a stamp is read, and stamped for the next run. It may be removed once the model
+        is there.
       - "A model in shards (C(-00001-of-00004.gguf)) is refused. Ollama 0.24.0 knows nothing of shards: it takes each file for a model of its own.
         From 0.30 on its C(create) merges them, which needs the room twice and is not used here, and no release pulls them: Hugging Face refuses
         such a tag. Join them with C(llama-gguf-split --merge), or let llama-server serve them as they are."
