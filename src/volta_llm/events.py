@@ -22,8 +22,8 @@ _KEPT_OF_DATA = (
 #: Keys of a module's result that are kept; everything else, ``invocation`` first of all, is dropped on arrival.
 KEPT_OF_RESULT = ("changed", "failed", "unreachable", "msg", "faults", "base_url", "rc", "censored")
 
-#: The fact of role llama_server with what clients have to know; it has no key in it.
-ENDPOINTS = "llama_server_endpoints"
+#: The facts of roles llama_server and ollama with what clients have to know; no key is in them.
+ENDPOINTS = ("llama_server_endpoints", "ollama_endpoints")
 
 
 class EventLog:
@@ -58,8 +58,13 @@ def _of_result(result: dict[str, Any]) -> dict[str, Any]:
         # Newer cores no longer say "failed" in the items of a loop; of their exception only that there is one is kept.
         kept["failed"] = True
     facts = result.get("ansible_facts")
-    if isinstance(facts, dict) and isinstance(facts.get(ENDPOINTS), list):
-        kept["hand_over"] = [endpoint for endpoint in facts[ENDPOINTS] if isinstance(endpoint, dict)]
+    if isinstance(facts, dict):
+        handed = {name: facts[name] for name in ENDPOINTS if isinstance(facts.get(name), list)}
+        if handed:
+            kept["hand_over"] = {
+                name: [endpoint for endpoint in endpoints if isinstance(endpoint, dict)]
+                for name, endpoints in handed.items()
+            }
     if isinstance(result.get("results"), list):
         kept["results"] = [_of_result(item) for item in result["results"] if isinstance(item, dict)]
     return kept

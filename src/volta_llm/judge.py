@@ -50,6 +50,7 @@ def _host(name: str, results: list[Event], stats: dict[str, dict[str, int]]) -> 
         # Stopped before the recap: count what is known.
         _count(host)
     reported: list[Fault] = []
+    handed: dict[str, list[dict[str, Any]]] = {}
     for task, event in zip(host.tasks, results, strict=True):
         host.duration_s += task.duration_s
         role = task.role or NO_ROLE
@@ -62,8 +63,12 @@ def _host(name: str, results: list[Event], stats: dict[str, dict[str, int]]) -> 
         else:
             host.warnings.extend(task.faults)
         host.endpoints.extend(_endpoints(event["data"].get("res", {})))
-        # The last word counts: a role that runs twice hands over twice.
-        host.hand_over = event["data"].get("res", {}).get("hand_over", host.hand_over)
+        # The last word of each role counts: one that runs twice hands over twice.
+        handed.update(event["data"].get("res", {}).get("hand_over", {}))
+    host.hand_over = [endpoint for endpoints in handed.values() for endpoint in endpoints]
+    if host.hand_over:
+        # Others were only settled: those of an engine that stands by, for instance.
+        host.endpoints = [str(endpoint["base_url"]) for endpoint in host.hand_over if endpoint.get("base_url")]
     host.duration_s = round(host.duration_s, 3)
     if host.good:
         # A failure that the play rescued ended nothing; what it reported still deserves to be read.

@@ -163,6 +163,34 @@ def test_endpoints_are_handed_over_as_clients_call_them(checkout: Checkout) -> N
     assert result.exit_status == 0
 
 
+def test_an_engine_that_stands_by_is_no_endpoint(checkout: Checkout) -> None:
+    """Its settings were judged, so its address is in a result; only the other one is handed over."""
+    checkout.play(
+        "- name: Settle\n  faulty:\n    base_url: http://127.0.0.1:8080/v1\n"
+        "- name: Hand over\n  ansible.builtin.set_fact:\n"
+        "    ollama_endpoints: [{name: ollama, base_url: 'http://10.0.0.5:11434/v1', model: m}]\n"
+    )
+
+    result = checkout.converge()
+
+    [host] = result.runs[0].hosts
+    assert host.endpoints == ["http://10.0.0.5:11434/v1"]
+    assert [endpoint["name"] for endpoint in host.hand_over] == ["ollama"]
+
+
+def test_both_engines_are_handed_over(checkout: Checkout) -> None:
+    checkout.play(
+        "- name: One\n  ansible.builtin.set_fact:\n"
+        "    llama_server_endpoints: [{name: llama-server, base_url: 'http://10.0.0.5:8080/v1'}]\n"
+        "- name: Other\n  ansible.builtin.set_fact:\n"
+        "    ollama_endpoints: [{name: ollama, base_url: 'http://10.0.0.5:11434/v1'}]\n"
+    )
+
+    [host] = checkout.converge().runs[0].hosts
+    assert [endpoint["name"] for endpoint in host.hand_over] == ["llama-server", "ollama"]
+    assert host.endpoints == ["http://10.0.0.5:8080/v1", "http://10.0.0.5:11434/v1"]
+
+
 def test_what_clients_have_to_know_is_in_the_result_and_other_facts_are_not(checkout: Checkout) -> None:
     checkout.play(
         "- name: Hand over\n  ansible.builtin.set_fact:\n"
