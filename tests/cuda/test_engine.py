@@ -54,7 +54,9 @@ class Bench:
             "-a",
             json.dumps(options),
         ]
-        done = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
+        # ansible.cfg has results shown as YAML, which is for people.
+        environment = {**os.environ, "ANSIBLE_CALLBACK_RESULT_FORMAT": "json"}
+        done = subprocess.run(argv, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         # One machine: its name, how it ended, and the answer.
         result: dict[str, Any] = json.loads(done.stdout.partition(" => ")[2])
         return result
