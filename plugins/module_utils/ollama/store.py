@@ -232,6 +232,7 @@ class Store:
             # What changed while it was read was not proved by it.
             self._stamp(path, before, sha256)
             return BlobState(layer, path, "", size, sha256, True)
+        self._disown(path)
         if sha256 is None:
             return BlobState(layer, path, "unreadable", size, None, True, why or "")
         _forget_cache(path)
@@ -256,6 +257,12 @@ class Store:
             Stamp.of(stat, sha256, "ollama", "sha256").write(places.stamp)
         except OSError as exc:
             self.unkept = f"{exc.filename or places.folder}: {exc.strerror or exc}"
+
+    def _disown(self, path: Path) -> None:
+        """What was found wrong must not pass by an old stamp: a bad disk changes neither size nor time."""
+        if self._keep:
+            with contextlib.suppress(OSError):
+                remove(Places(path).stamp)
 
     def own_folder(self) -> Path:
         """The folder for stamps and locks; OSError where it cannot be had.

@@ -424,3 +424,18 @@ def test_a_link_that_cannot_be_given_to_the_store_s_user_is_taken_back(
     assert "cannot be given to the store's user" in place(origin, shelf.store, sha256(WEIGHTS)).why
     assert shelf.store.size_of(sha256(WEIGHTS)) is None
     assert origin.stat().st_nlink == 1
+
+
+def test_a_blob_that_was_found_wrong_is_not_proved_by_its_old_stamp(tmp_path: Path) -> None:
+    """A bad disk changes neither size nor time: what a full reading has found, the next look must not forget."""
+    shelf = Shelf(tmp_path)
+    image = shelf.model()
+    layer = next(layer for layer in image.layers if layer.sha256 == sha256(WEIGHTS))
+    assert shelf.store.check(layer).problem == ""
+    path = shelf.store.blob(layer.sha256)
+    before = path.stat()
+    path.write_bytes(WEIGHTS[:-1] + b"x")
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert shelf.store.check(layer).problem == "", "the stamp still fits"
+    assert shelf.store.check(layer, full=True).problem == "corrupt"
+    assert shelf.store.check(layer).problem == "corrupt"
