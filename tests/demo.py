@@ -52,7 +52,18 @@ def prepare(name: str, inventory: Path, hosts: int = 1) -> None:
         {"name": entry["name"], "url": f"{base_url}/{entry['name']}", "size": entry["size"], "sha256": entry["sha256"]}
         for entry in manifest["files"]
     ]
-    lab(*up, "--var", f"demo_model_files={json.dumps(files)}")
+    # For -e volta_primary_engine=ollama: a stand-in in an archive like Ollama's, and a registry with one model.
+    beside = Paths.from_environment().cache / "ollama" / "demo"
+    publish = [sys.executable, "-m", "tests.lab.ollama", "publish", str(beside), "--form", "tar.zst"]
+    told = json.loads(subprocess.run(publish, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout)
+    address = lab("serve", name, str(beside)).rstrip("/")
+    ((version, release),) = told["releases"].items()
+    ollama = {"url": address, "version": version, "sha256": release["sha256"]["tar.zst"]}
+    # The stand-in looks there for the registry that stands for registry.ollama.ai.
+    setting = f"echo '{json.dumps({'registry': address})}' > /etc/ollama-standin.json"
+    for number in range(1, hosts + 1):
+        lab("exec", name, f"{name}-{number}", "--", "sh", "-c", setting)
+    lab(*up, "--var", f"demo_model_files={json.dumps(files)}", "--var", f"demo_ollama={json.dumps(ollama)}")
 
 
 def main(options: list[str]) -> int:

@@ -1,0 +1,154 @@
+"""llama-server and Ollama (the lab's stand-in) on one machine: one has the GPUs, the other stands by, and back again."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.conftest import Bench, Converged
+from tests.e2e.test_site import GROUP_VARS, ask
+
+SWITCH = ("--playbook", "playbooks/switch_engine.yml")
+VERIFY = ("--playbook", "playbooks/verify.yml")
+OLLAMA = "http://127.0.0.1:11434"
+ON, OFF = ("active", "enabled"), ("inactive", "disabled")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def served(bench: Bench) -> Iterator[None]:
+    """The machine serves with llama-server before and after, as test_site.py left it."""
+    assert bench.converge().status == 0
+    yield
+    assert bench.converge("--tags", "serve").status == 0
+
+
+@pytest.fixture
+def standin(bench: Bench) -> Iterator[Any]:
+    """Tells the stand-in what to do wrong; afterwards it does nothing wrong any more."""
+    path = "/etc/ollama-standin.json"
+    usual = json.loads(bench.exec("cat", path))
+
+    def do(**wrong: Any) -> None:
+        bench.exec("sh", "-c", f"echo '{json.dumps({**usual, **wrong})}' > {path}")
+
+    yield do
+    do()
+
+
+def states(bench: Bench) -> dict[str, tuple[str, str]]:
+    """Of each engine's unit: whether it runs, and whether it is started at boot."""
+    return {
+        unit: tuple(bench.exec("systemctl", ask, unit, check=False).strip() for ask in ("is-active", "is-enabled"))
+        for unit in ("llama-server", "ollama")
+    }  # type: ignore[misc]
+
+
+def on_the_gpus(bench: Bench) -> set[str]:
+    """Programs that nvidia-smi, here the simulator, shows on the cards."""
+    argv = ("nvidia-smi", "--query-compute-apps=process_name", "--format=csv,noheader")
+    return {line.strip().rpartition("/")[2] for line in bench.exec(*argv).splitlines() if line.strip()}
+
+
+def answer_of_ollama(bench: Bench) -> dict[str, Any]:
+    body = json.dumps({"model": "volta-small", "messages": [{"role": "user", "content": "Hello"}]})
+    said = bench.exec("curl", "-sS", "-f", f"{OLLAMA}/v1/chat/completions", "-d", body)
+    answer: dict[str, Any] = json.loads(said)
+    return answer
+
+
+def test_ollama_becomes_the_primary_engine_by_one_variable(bench: Bench) -> None:
+    converged = bench.converge("-e", "volta_primary_engine=ollama")
+    assert converged.status == 0, converged.output[-3000:]
+    assert states(bench) == {"llama-server": OFF, "ollama": ON}
+    assert answer_of_ollama(bench)["choices"][0]["message"]["content"].strip()
+    assert on_the_gpus(bench) == {"ollama"}
+    assert [endpoint["name"] for endpoint in converged.host["hand_over"]] == ["ollama"]
+    again = bench.converge("-e", "volta_primary_engine=ollama")
+    assert (again.status, again.host["changed"]) == (0, 0)
+
+
+def test_verify_takes_the_other_engine_as_standing_by(bench: Bench) -> None:
+    converged = bench.converge(*VERIFY)
+    assert (converged.status, converged.host["changed"]) == (0, 0), converged.output[-3000:]
+    assert "stands by, the other engine has the GPUs" in converged.output
+    assert "100% of it on the GPUs" in converged.output
+
+
+def test_a_start_of_the_other_engine_by_hand_takes_the_gpus(bench: Bench) -> None:
+    """systemd itself keeps the two apart, whoever starts one."""
+    bench.exec("systemctl", "start", "llama-server")
+    assert states(bench) == {"llama-server": ("active", "disabled"), "ollama": ("inactive", "enabled")}
+    assert on_the_gpus(bench) == set()
+    bench.exec("systemctl", "start", "ollama")
+    assert states(bench) == {"llama-server": OFF, "ollama": ON}
+
+
+def test_and_back_by_the_same_variable(bench: Bench) -> None:
+    converged = bench.converge("-e", "volta_primary_engine=llama_server")
+    assert converged.status == 0, converged.output[-3000:]
+    assert states(bench) == {"llama-server": ON, "ollama": OFF}
+    assert on_the_gpus(bench) == set()
+    model = GROUP_VARS["llama_server_alias"]
+    messages = [{"role": "user", "content": "Hello"}]
+    assert ask(bench, "/v1/chat/completions", {"model": model, "messages": messages, "max_tokens": 8})["choices"]
+    again = bench.converge()
+    assert (again.status, again.host["changed"]) == (0, 0)
+
+
+def test_both_are_kept_set_up_and_one_serves(bench: Bench) -> None:
+    converged = bench.converge("--tags", "serve", variables={"volta_engines": ["llama_server", "ollama"]})
+    assert (converged.status, converged.host["changed"]) == (0, 0), converged.output[-3000:]
+    assert states(bench) == {"llama-server": ON, "ollama": OFF}
+
+
+def switch(bench: Bench, engine: str) -> Converged:
+    return bench.converge(*SWITCH, "-e", f"engine={engine}")
+
+
+def test_the_playbook_switches_in_both_directions(bench: Bench) -> None:
+    converged = switch(bench, "ollama")
+    assert converged.status == 0, converged.output[-3000:]
+    assert states(bench) == {"llama-server": OFF, "ollama": ON}
+    assert on_the_gpus(bench) == {"ollama"}
+    assert switch(bench, "ollama").host["changed"] == 0
+    converged = switch(bench, "llama_server")
+    assert converged.status == 0, converged.output[-3000:]
+    assert states(bench) == {"llama-server": ON, "ollama": OFF}
+    assert on_the_gpus(bench) == set()
+
+
+@pytest.mark.parametrize("wrong", ["cpu_fallback", "abort_in_warmup"])
+def test_a_switch_to_an_engine_that_does_not_serve_is_taken_back(bench: Bench, standin: Any, wrong: str) -> None:
+    standin(**{wrong: True})
+    for converged in (switch(bench, "ollama"), bench.converge("--tags", "serve", "-e", "volta_primary_engine=ollama")):
+        assert converged.status == 1
+        assert states(bench) == {"llama-server": ON, "ollama": OFF}
+    assert converged.codes[0] in ("ollama_on_cpu", "ollama_partly_on_cpu", "ollama_runner_crashed")
+
+
+def test_an_engine_is_not_guessed(bench: Bench) -> None:
+    for converged in (switch(bench, "vllm"), bench.converge("--tags", "plan,serve", "-e", "volta_primary_engine=vllm")):
+        assert converged.status == 1
+        assert "llama_server or" in converged.host["failed_task"]["message"]
+    assert states(bench) == {"llama-server": ON, "ollama": OFF}
+
+
+def test_a_variable_that_ollama_does_not_have_is_one_message_before_all_else(bench: Bench) -> None:
+    converged = bench.converge(variables={"ollama_environment": {"OLLAMA_NUM_GPU": "4"}})
+    assert converged.status == 1
+    assert converged.codes == ["ollama_variable_unknown"]
+    (fault,) = converged.host["faults"]
+    assert "ollama_gpus" in fault["remedy"]
+    assert "num_gpu" in fault["remedy"]
+    assert converged.roles <= {"plan", "(play)"}
+
+
+def test_nobody_else_reaches_ollama(bench: Bench) -> None:
+    """It has no key, so it listens on loopback."""
+    assert switch(bench, "ollama").status == 0
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(f"http://{bench.address}:11434/api/tags", timeout=10)
