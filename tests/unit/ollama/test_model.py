@@ -585,6 +585,7 @@ def test_another_folder_than_the_server_s_is_refused_before_anything_is_pulled(b
             outcome = bench.keep("other", models_directory=str(folder), state=state)
             assert codes(outcome) == ["ollama_store_elsewhere"]
             assert "OLLAMA_MODELS" in outcome.faults[0].remedy
+            assert f"the server lists {NAME}" in outcome.faults[0].message
             # In check mode the service may be one that is still to be set up anew.
             predicted = bench.keep("other", models_directory=str(folder), state=state, check=True)
             assert (codes(predicted), predicted.would_verify, predicted.would_pull) == ([], True, state == "present")
