@@ -692,7 +692,13 @@ def test_num_ctx_in_a_model_is_the_context_that_a_request_gets(bench: Bench, ggu
 @pytest.mark.usefixtures("_no_clones")
 @pytest.mark.parametrize(
     "change",
-    [{"parameters": {"num_ctx": 4096}}, {"parameters": None}, {"system": "Other."}, {"template": "{{ .Prompt }}"}],
+    [
+        {"parameters": {"num_ctx": 4096}},
+        {"parameters": None},
+        {"system": "Other."},
+        {"system": None},
+        {"template": "{{ .Prompt }}"},
+    ],
 )
 def test_what_a_model_is_made_with_is_kept_as_it_is_asked_for(bench: Bench, gguf: Path, change: dict[str, Any]) -> None:
     options = {"gguf": str(gguf), "parameters": {"num_ctx": 8192}, "system": "Be brief."}
