@@ -43,7 +43,7 @@ class Bench:
         print(done.stdout)
         return done
 
-    def module(self, name: str, **options: Any) -> dict[str, Any]:
+    def module(self, name: str, /, **options: Any) -> dict[str, Any]:
         argv = [
             "ansible",
             "gpu_servers",
