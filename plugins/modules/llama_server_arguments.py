@@ -384,6 +384,11 @@ account_exists:
   description: Whether there is an account O(user).
   returned: always
   type: bool
+argument_files:
+  description: Files that O(extra_args) names, which the server reads at its start.
+  returned: always
+  type: list
+  elements: str
 tls_files:
   description: Files of O(tls), which the server reads at its start.
   returned: always

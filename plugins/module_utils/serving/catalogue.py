@@ -96,6 +96,12 @@ CATALOGUE = Catalogue(
             "tls: /etc/ssl/server.pem is not there",
         ),
         FaultKind(
+            "containers_kept_out",
+            "warning",
+            "allowed_clients leaves out the containers of this machine, where clients such as Dify often run.",
+            "allowed_clients: containers on docker0 (172.17.0.0/16) of this machine are not among them",
+        ),
+        FaultKind(
             "clients_not_enforced",
             "error",
             "Nothing on the machine would keep other clients than the allowed ones from the server.",

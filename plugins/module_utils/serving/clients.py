@@ -11,10 +11,11 @@ of our own in nftables admits the networks to the port; it is set before each st
 from __future__ import annotations
 
 import ipaddress
+import json
 import re
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from ..faults import Fault
 from ..machine import Runner
@@ -28,6 +29,8 @@ NFT = "/usr/sbin/nft"
 _WIDEST = {4: 8, 6: 16}
 #: Private by definition (RFC 4193), however wide.
 _UNIQUE_LOCAL = ipaddress.IPv6Network("fc00::/7")
+#: Bridges of Docker (the default one, and one a network), Podman and CNI, as they name them.
+_BRIDGE = re.compile(r"docker\d+|br-[0-9a-f]{12}|(?:cni-)?podman\d+|cni\d+")
 #: Seconds for the connection that must fail; over loopback one that may succeeds at once.
 _CONNECT_SECONDS = 2
 _CONNECT = f"import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout={_CONNECT_SECONDS})"
@@ -68,6 +71,52 @@ def _too_wide(network: Network) -> bool:
 
 def _invalid(message: str, remedy: str) -> Fault:
     return CATALOGUE.fault("setting_invalid", "allowed_clients", message, remedy)
+
+
+def container_networks(runner: Runner) -> dict[str, list[Network]]:
+    """Networks of the bridges that container engines have made, by the bridge; empty where there is none."""
+    done = runner(["ip", "-json", "address", "show"], 10.0)
+    try:
+        links = json.loads(done.stdout) if done.ok else []
+    except ValueError:
+        links = []
+    found: dict[str, list[Network]] = {}
+    for link in links:
+        if not _BRIDGE.fullmatch(str(link.get("ifname"))):
+            continue
+        for address in link.get("addr_info") or []:
+            # A link-local address is no network that a container is in.
+            if address.get("scope") == "global":
+                network = ipaddress.ip_network(f"{address['local']}/{address['prefixlen']}", strict=False)
+                found.setdefault(str(link["ifname"]), []).append(network)
+    return found
+
+
+def containers_kept_out(admitted: Sequence[Network], bridges: Mapping[str, Sequence[Network]]) -> list[Fault]:
+    """A warning for each bridge whose containers the filter keeps away: Dify and its kin run in some."""
+    faults = []
+    for bridge, nets in bridges.items():
+        left_out = [net for net in nets if not any(_within(net, allowed) for allowed in admitted)]
+        if left_out:
+            names = ", ".join(map(str, left_out))
+            faults.append(
+                CATALOGUE.fault(
+                    "containers_kept_out",
+                    "allowed_clients",
+                    f"containers on {bridge} ({names}) of this machine are not among them",
+                    f"Where clients run in containers on this machine, add {names} to `allowed_clients`; otherwise "
+                    "leave it as it is.",
+                )
+            )
+    return faults
+
+
+def _within(network: Network, other: Network) -> bool:
+    if isinstance(network, ipaddress.IPv4Network) and isinstance(other, ipaddress.IPv4Network):
+        return network.subnet_of(other)
+    if isinstance(network, ipaddress.IPv6Network) and isinstance(other, ipaddress.IPv6Network):
+        return network.subnet_of(other)
+    return False
 
 
 def systemd_filters(runner: Runner) -> bool:

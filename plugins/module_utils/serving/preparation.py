@@ -27,7 +27,7 @@ from . import calibration, maintenance, memory, model_file
 from .account import check_account
 from .arguments import COPY_NAMES, Plan, Settings, Surroundings, plan, root_url
 from .catalogue import CATALOGUE
-from .clients import Network, networks, ruleset, systemd_filters
+from .clients import Network, container_networks, containers_kept_out, networks, ruleset, systemd_filters
 from .instances import Server, collisions, key_file, leftover_units, named, servers
 from .listener import in_the_way, listeners, unit_of
 from .mapped import all_shards
@@ -128,6 +128,10 @@ class Ground:
         return frozenset(found)
 
     @cached_property
+    def container_networks(self) -> Mapping[str, Sequence[Network]]:
+        return container_networks(self.runner)
+
+    @cached_property
     def systemd_filters(self) -> bool:
         return systemd_filters(self.runner)
 
@@ -212,9 +216,13 @@ def _files(
 
 def read_files(settings: Settings) -> list[str]:
     """Files that the server opens, links resolved: the model's, and those that further arguments name."""
+    return [os.path.realpath(path) for path in [*all_shards(settings.model), *named_paths(settings)]]
+
+
+def named_paths(settings: Settings) -> list[str]:
+    """Paths that further arguments name, such as a chat template, a LoRA adapter or a projector."""
     named = [str(word).partition("=")[2] or str(word) for word in settings.extra_args]
-    given = [*all_shards(settings.model), *(word for word in named if word.startswith("/"))]
-    return [os.path.realpath(path) for path in given]
+    return [word for word in named if word.startswith("/")]
 
 
 def rules_file(folder: str, unit: str, rules: str) -> str:
@@ -258,6 +266,13 @@ def _prepare_one(server: Server, options: UnitOptions, ground: Ground, alike: Co
     faults += check_address(settings.host)
     admitted, client_filter, client_faults = _clients(settings, options, ground)
     faults += client_faults
+    if client_filter:
+        faults += containers_kept_out(admitted or [], ground.container_networks)
+    elif is_loopback(settings.host) and ground.container_networks:
+        notes.append(
+            f"containers on this machine ({', '.join(ground.container_networks)}) cannot reach {settings.host}: within "
+            "one that is the container itself"
+        )
     rules = ruleset(server.unit, settings.port, admitted) if client_filter == "nftables" and admitted else ""
 
     limit = options.load_timeout or load_timeout(model.size)
@@ -299,6 +314,7 @@ def _prepare_one(server: Server, options: UnitOptions, ground: Ground, alike: Co
                 "environment": computed.environment,
                 "unit": text,
                 "model_files": all_shards(settings.model),
+                "argument_files": [path for path in named_paths(settings) if Path(path).is_file()],
                 "tls_files": sorted(_copied(settings).values()),
                 "alias": computed.alias,
                 "base_url": computed.base_url,

@@ -404,6 +404,48 @@ def test_clients_are_kept_away_by_what_works(engine: Path, model: Path, gpus: Ma
     assert "IPAddress" not in found.results["unit"]
 
 
+def with_docker(argv: Sequence[str], timeout: float) -> Completed:
+    """A machine with Docker: `ip -json address show` of Debian 12, shortened."""
+    links = [
+        {"ifname": "eth0", "addr_info": [{"local": "192.168.10.5", "prefixlen": 24, "scope": "global"}]},
+        {"ifname": "docker0", "addr_info": [{"local": "172.17.0.1", "prefixlen": 16, "scope": "global"}]},
+        {
+            "ifname": "br-0123456789ab",
+            "addr_info": [
+                {"local": "172.18.0.1", "prefixlen": 16, "scope": "global"},
+                {"local": "fe80::1", "prefixlen": 64, "scope": "link"},
+            ],
+        },
+    ]
+    if argv[0] == "ip":
+        return Completed(tuple(argv), 0, json.dumps(links))
+    return run(argv, timeout)
+
+
+def test_containers_that_the_filter_keeps_away(engine: Path, model: Path, gpus: Machine) -> None:
+    """Row E26: Dify runs in containers, often on the machine itself."""
+
+    def told(**changed: Any) -> tuple[list[tuple[str, str]], list[str]]:
+        values = {"model": str(model), "binary": str(engine), "backend": "cpu", "port": free_port(), **OPEN, **changed}
+        options = UnitOptions(client_filter="nftables")
+        found = prepare(Settings(**values), options, gpus, runner=with_docker)
+        return [(fault.code, fault.remedy) for fault in found.faults], found.results["notes"]
+
+    one, other = told()[0]
+    assert (one[0], other[0]) == ("containers_kept_out", "containers_kept_out")
+    assert "add 172.17.0.0/16 to `allowed_clients`" in one[1]
+    assert "172.18.0.0/16" in other[1]
+    # The address of its own that no container has.
+    assert "fe80" not in other[1]
+    assert told(allowed_clients=["172.16.0.0/12", "192.168.10.0/24"])[0] == []
+    # Without a filter they get in.
+    assert told(allowed_clients=[]) == ([], [])
+    # On loopback it is no mistake, but what a client in a container runs into.
+    faults, notes = told(host="127.0.0.1", allowed_clients=[])
+    assert faults == []
+    assert "docker0, br-0123456789ab" in notes[-1]
+
+
 def test_a_former_unit_that_comes_back_has_the_rules_it_had(
     engine: Path, model: Path, gpus: Machine, tmp_path: Path
 ) -> None:
@@ -659,3 +701,13 @@ def test_a_time_to_load_that_systemd_would_not_keep(
     settings = Settings(model=str(model), binary=str(engine), backend="cpu", port=free_port())
     found = prepare(settings, UnitOptions(load_timeout=seconds, allow_unverified_model=True), gpus)
     assert codes(found) == wrong
+
+
+def test_files_that_further_arguments_name_are_read_at_the_start(
+    engine: Path, model: Path, gpus: Machine, tmp_path: Path
+) -> None:
+    template = tmp_path / "own.jinja"
+    template.write_text("x")
+    arguments = ["--chat-template-file", str(template), f"--grammar-file={template}", "--slot-save-path", str(tmp_path)]
+    found = prepared(engine, model, gpus, backend="cpu", extra_args=arguments)
+    assert found.results["argument_files"] == [str(template)] * 2
