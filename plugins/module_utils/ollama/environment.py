@@ -127,9 +127,9 @@ VARIABLES = (
 _BY_NAME = {variable.name: variable for variable in VARIABLES}
 
 _LAYERS = (
-    "How many layers go onto the GPUs is num_gpu, an option of a request, or a parameter of a model that is made from a "
-    "file (in ollama_models: {gguf: ..., parameters: {num_gpu: 99}}); left out, Ollama puts there what fits. Which GPUs "
-    "are used is said by `gpus`."
+    "How many layers go onto the GPUs is num_gpu, an option of a request, or a parameter of a model that is made from "
+    "a file (in ollama_models: {gguf: ..., parameters: {num_gpu: 99}}); left out, Ollama puts there what fits. Which "
+    "GPUs are used is said by `gpus`."
 )
 #: Names that guides give and that no release reads: what to write instead.
 INSTEAD = {
