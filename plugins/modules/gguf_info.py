@@ -196,7 +196,7 @@ faults:
     - code: gguf_truncated
       subject: /srv/models/m-00002-of-00004.gguf
       message: the file has 1073741824 bytes, tensor blk.2.ffn_down.weight ends at byte 4294967296
-      remedy: Finish or repeat the download.
+      remedy: Finish or repeat the download; playbooks/model.yml does so for the files of role model.
 """
 
 from pathlib import Path

@@ -35,6 +35,7 @@ KEPT_BYTES = 16 << 20
 #: The format allows arrays of arrays, no engine does.
 MAX_NESTING = 4
 MAX_DIMENSIONS = 4
+_CUT_SHORT = "Finish or repeat the download; playbooks/model.yml does so for the files of role model."
 _DAMAGED = "Download the file again and compare its SHA-256."
 
 
@@ -135,7 +136,7 @@ class _Cursor:
                 "gguf_truncated",
                 self.source.name,
                 f"the header ends at byte {self.source.size}, in the middle of {what}",
-                "Finish or repeat the download.",
+                _CUT_SHORT,
             )
 
     def take(self, count: int, what: str) -> bytes:
@@ -150,7 +151,7 @@ class _Cursor:
                     "gguf_truncated",
                     self.source.name,
                     f"only {self.position + len(self._buffer)} bytes could be read, in the middle of {what}",
-                    "Finish or repeat the download.",
+                    _CUT_SHORT,
                 )
         self.position += count
         return self._buffer[begin : begin + count]
@@ -351,5 +352,5 @@ def check_data(header: Header, name: str) -> None:
                 "gguf_truncated",
                 name,
                 f"the file has {header.file_bytes} bytes, tensor {tensor.name} ends at byte {end}",
-                "Finish or repeat the download.",
+                _CUT_SHORT,
             )

@@ -73,6 +73,7 @@ def unverified(paths: Sequence[str]) -> list[Fault]:
             "model_unverified",
             "model",
             "; ".join(problems),
-            "Let role model bring or check the file (with its sha256), or accept it: `allow_unverified_model`.",
+            "Let role model bring or check the file with its sha256 (playbooks/model.yml), or accept it: "
+            "`allow_unverified_model`.",
         )
     ]

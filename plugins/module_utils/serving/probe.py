@@ -274,16 +274,35 @@ class Probe:
                 else "It is starting. Ask again, or wait for it; `systemctl status` says since when.",
             )
         if reply.problem == "timeout":
-            return self._fault(
-                "endpoint_unresponsive",
-                f"takes connections and does not answer /health; waited {limit}",
-                "See the journal of the service; a process in state D hangs on a GPU and needs a reboot.",
-            )
+            seen, remedy = self._silent()
+            what = f"takes connections and does not answer /health; waited {limit}{seen}"
+            return self._fault("endpoint_unresponsive", what, remedy)
         return self._fault(
             "endpoint_refused",
             f"{reply.detail}; waited {limit}",
             "Start the service, or correct host and port in base_url.",
         )
+
+    def _silent(self) -> tuple[str, str]:
+        """What the process of a server that says nothing does, by the kernel, and what helps."""
+        if self.question.unit is None:
+            return "", "See the journal of the service; a process in state D hangs on a GPU and needs a reboot."
+        unit = self.question.unit.removesuffix(".service")
+        pid = self._status().pid
+        stat = (self._here.read(f"/proc/{pid}/stat") if pid else None) or ""
+        # The name, in brackets, may have spaces and brackets of its own.
+        letter = (stat.rpartition(")")[2].split() or [""])[0]
+        restart, see = f"systemctl restart {unit}", f"See `journalctl -u {unit} -n 50`"
+        known = {
+            "T": ("was stopped by a signal", f"kill -CONT {pid}, or: {restart}. {see}."),
+            "t": ("is stopped by a debugger", f"End the debugger, or: {restart}. {see}."),
+            "D": (
+                "waits inside the kernel, as one does that hangs on a GPU or a disk",
+                f"{see} and `dmesg`, then reboot.",
+            ),
+        }
+        seen, remedy = known.get(letter, ("", f"{see}, then: {restart}"))
+        return f"; its process {pid} {seen}" if seen else "", remedy
 
     def _check_alive(self) -> None:
         if self.question.unit is None:

@@ -16,6 +16,8 @@ from .catalogue import CATALOGUE
 
 #: Of a message, such as a journal's last lines, so many are shown.
 LINES = 8
+#: What follows from another fault, where there is one: mending that comes first.
+SYMPTOMS = frozenset({"completion_failed"})
 _KEYS = ("code", "subject", "message", "remedy")
 
 
@@ -85,7 +87,8 @@ def report(
         lines += [f"[{fault.code}] {fault.subject}: {said[0] if said else ''}", *(f"     {line}" for line in said[1:])]
         lines.append(f"  -> {fault.remedy}")
     if fatal:
-        lines.append(f"First: {fatal[0].remedy}")
+        first = next((fault for fault in fatal if fault.code not in SYMPTOMS), fatal[0])
+        lines.append(f"First: {first.remedy}")
     return {"ok": not fatal, "faults": [fault.as_dict() for fault in faults], "text": "\n".join(lines)}
 
 
@@ -139,9 +142,10 @@ def _ollama(server: Mapping[str, Any], probe: Mapping[str, Any]) -> list[tuple[s
     rows.append(("", f"{shown}, {server['context_per_request']} tokens a request, {server['parallel']} at once"))
     rate, share = probe.get("tokens_per_second"), probe.get("gpu_share")
     if rate is not None:
-        rows.append(("", f"{models[0]} answers at {rate} tokens/s"))
+        rows.append(("", f"{probe.get('model') or models[0]} answers at {rate} tokens/s"))
     if share is not None:
-        rows.append(("", f"{share:.0%} of it on the GPUs"))
+        what = "it" if rate is not None else str(probe.get("model") or "it")
+        rows.append(("", f"{share:.0%} of {what} on the GPUs"))
     return rows
 
 

@@ -239,6 +239,32 @@ def test_a_server_that_takes_connections_and_says_nothing() -> None:
     assert probe.finding.state == "unresponsive"
 
 
+@pytest.mark.parametrize(
+    ("letter", "seen", "advice"),
+    [
+        ("T", "stopped by a signal", "kill -CONT 4711"),
+        ("t", "stopped by a debugger", "systemctl restart x"),
+        ("D", "waits inside the kernel", "reboot"),
+        ("S", "", "systemctl restart x"),
+    ],
+)
+def test_what_to_do_with_a_silent_server_follows_from_what_its_process_does(
+    tmp_path: Path, letter: str, seen: str, advice: str
+) -> None:
+    (tmp_path / "proc/4711").mkdir(parents=True)
+    (tmp_path / "proc/4711/stat").write_text(f"4711 (llama (x) ) {letter} 1 4711 4711 0 -1\n")
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        asked = Question(base_url=f"http://127.0.0.1:{silent.getsockname()[1]}", timeout=0.0, unit="x.service")
+        systemd = PlayedSystemd(["active/running"], pid=4711)
+        [fault] = Probe(asked, Machine(), Machine(str(tmp_path)), runner=systemd, health_timeout=0.2).examine()
+    assert fault.code == "endpoint_unresponsive"
+    assert seen in fault.message
+    assert advice in fault.remedy
+    assert "journalctl -u x" in fault.remedy
+
+
 @pytest.mark.parametrize("state", ["failed/failed", "inactive/dead", "activating/auto-restart"])
 def test_a_service_that_ended_is_not_waited_for(state: str) -> None:
     systemd = PlayedSystemd(["activating/start-post", "activating/start-post", state])

@@ -99,6 +99,15 @@ def test_the_worst_comes_first_and_each_once() -> None:
     assert "2 model files, see below" in text
 
 
+def test_an_answer_that_does_not_come_is_not_what_to_mend_first_where_something_else_is_wrong() -> None:
+    """A shard that was cut short: the server ends in the middle of the answer, and its journal does not say why."""
+    served = {**SERVED, "faults": [fault("model_unverified", "bring the file again")]}
+    probed = {"results": [{**PROBE, "faults": [fault("completion_failed", "see the journal")]}]}
+    _, codes, text = summed(served=served, probed=probed)
+    assert codes == ["completion_failed", "model_unverified"]
+    assert text.endswith("First: bring the file again")
+
+
 def test_of_the_same_severity_the_cause_comes_first() -> None:
     """A machine without a driver and GPUs serves nothing: to serve is not what to do first."""
     given = {
