@@ -16,7 +16,10 @@ description:
     input embeddings, which is always with the host, is let pass."
   - A prompt of more tokens than O(prompt_tokens_over) must be seen whole by C(/v1/chat/completions). Ollama cuts a longer one without an error.
   - A load that a time limit ended is told apart from a process that crashed.
-  - Loading a model can unload another one, where O(base_url) has no room for both. Apart from that this module changes nothing.
+  - A model that makes vectors (C(capabilities) of C(/api/show)) is asked for one instead of for text, and is sent no long prompt.
+  - A model that limits its context itself, since it was made for less or has C(num_ctx) as a parameter, is held to that and is only warned of.
+  - Loading a model can unload another one, where O(base_url) has no room for both. With O(proofs) a model that was proved before is not loaded
+    while another one is. Apart from that this module changes nothing on the server.
   - Run it on the machine that serves, since it reads C(/proc) and the journal there.
 author:
   - The volta.llm authors
@@ -29,8 +32,8 @@ options:
   model:
     description:
       - Name of the model, as C(ollama list) has it.
+      - Not given, it is one that is in memory, which is not loaded anew for another context; where none is, the smallest that makes text.
     type: str
-    required: true
   expect_gpu:
     description:
       - Whether all of the model must be on GPUs.
@@ -56,6 +59,18 @@ options:
     description:
       - systemd unit of the service. With it the log, the memory on the GPUs and the listening process are looked at too.
     type: str
+  proofs:
+    description:
+      - File that keeps which models were proved, by their digests. Such a one is left alone where asking it would take a model from those who work
+        with it, which is when another model is in memory and this one is not, or this one with more context than is asked for. Log and whatever is
+        in memory are looked at all the same.
+      - Not given, O(model) is always loaded and asked.
+    type: path
+  proof_of:
+    description:
+      - Settings under which what O(proofs) keeps counts, in any words. With others each model is proved again.
+    type: str
+    default: ""
   timeout:
     description:
       - Seconds to wait until Ollama answers.
@@ -103,6 +118,20 @@ EXAMPLES = r"""
 RETURN = r"""
 would_verify:
   description: Whether this was check mode and there was nothing to look at yet.
+  returned: always
+  type: bool
+model:
+  description: Name of the model that was asked. Null when there was none.
+  returned: always
+  type: str
+  sample: qwen3:8b
+kind:
+  description: What it makes, C(completion) or C(embedding). Null when that was not asked.
+  returned: always
+  type: str
+  sample: completion
+proved_before:
+  description: Whether it was asked nothing, so that a model in use stays in memory; see O(proofs).
   returned: always
   type: bool
 version:
@@ -206,12 +235,14 @@ def main() -> None:
     module = VoltaModule(
         argument_spec={
             "base_url": {"type": "str", "default": "http://127.0.0.1:11434"},
-            "model": {"type": "str", "required": True},
+            "model": {"type": "str"},
             "expect_gpu": {"type": "bool", "default": True},
             "expect_context": {"type": "int"},
             "keep_alive": {"type": "str"},
             "prompt_tokens_over": {"type": "int", "default": 4096, "no_log": False},
             "unit": {"type": "str"},
+            "proofs": {"type": "path"},
+            "proof_of": {"type": "str", "default": ""},
             "timeout": {"type": "float", "default": 60.0},
             "load_timeout": {"type": "float", "default": 900.0},
             "answer_timeout": {"type": "float", "default": 300.0},

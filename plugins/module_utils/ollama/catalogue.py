@@ -283,6 +283,12 @@ CATALOGUE = Catalogue(
             "qwen3:8b: stays loaded for 300 s instead of for ever",
         ),
         FaultKind(
+            "ollama_context_own",
+            "warning",
+            "A model itself limits its context to less than the service is set to.",
+            "nomic-embed-text: is loaded with 2048 tokens instead of 8192: it was made for 2048",
+        ),
+        FaultKind(
             "ollama_keep_alive_unproved",
             "warning",
             "A model that another request had loaded stays for another time than the service was told.",

@@ -11,6 +11,7 @@ a release that counts otherwise, as much as that table takes is let pass.
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import time
@@ -18,9 +19,11 @@ import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
-from ..faults import Fault, FaultError
+from ..faults import Fault, FaultError, is_fatal
+from ..files import replace_file
 from ..machine import Machine, Runner, run
 from ..serving.listener import listeners, unit_of
 from ..serving.probe import judge_answer
@@ -56,10 +59,12 @@ class Question:
 
     ``keep_alive``: as OLLAMA_KEEP_ALIVE has it. ``timeout``, ``load_timeout`` and ``answer_timeout``: seconds until it
     answers at all, until the model is loaded, and for an answer. ``load``: whether the model may be loaded for this.
+    Without ``model`` the one in memory is taken, else the smallest that makes text. ``proofs``: file that keeps what
+    was proved, ``proof_of`` the settings under which that counts.
     """
 
     base_url: str
-    model: str
+    model: str | None = None
     expect_gpu: bool = True
     expect_context: int | None = None
     keep_alive: str | None = None
@@ -69,6 +74,8 @@ class Question:
     load_timeout: float = 600.0
     answer_timeout: float = 300.0
     load: bool = True
+    proofs: str | None = None
+    proof_of: str = ""
     nvidia_smi: str = "nvidia-smi"
 
     @property
@@ -83,7 +90,13 @@ class Question:
 
 @dataclass
 class Finding:
-    """What was found; null is unknown. ``size`` and ``size_vram`` are bytes, ``gpu_memory`` MiB by GPU UUID."""
+    """What was found; null is unknown. ``size`` and ``size_vram`` are bytes, ``gpu_memory`` MiB by GPU UUID. ``kind``
+    is C(completion) or C(embedding). ``proved_before``: whether it was left as it is, in use or not, as it was proved.
+    """
+
+    model: str | None = None
+    kind: str | None = None
+    proved_before: bool = False
 
     version: str | None = None
     ready_s: float | None = None
@@ -122,7 +135,11 @@ class Probe:
         self.finding = Finding()
         #: Whether there was a model to look at.
         self.judged = False
-        self._key = parse_name(question.model).key
+        self._key: tuple[str, ...] = ()
+        if question.model is not None:
+            self._take(question.model)
+        self._digest = ""
+        self._shown: dict[str, Any] | None = None
         self._gpu_machine = gpu_machine
         self._here = here or Machine()
         self._run = runner
@@ -138,15 +155,21 @@ class Probe:
             self._check_listed()
             before = self._entry()
             self.finding.loaded_before = before is not None
+            self._makes_vectors()
             if not self.question.load:
                 if before is not None:
                     faults += self._judge(before)
                 return faults
+            if self._in_use(before) and (self.question.model is None or self._proved()):
+                self.finding.proved_before = True
+                return faults + (self._judge(before, False) if before else self._log_faults(self._said(), None))
             self._load()
             faults += self._judge(self._entry() or self._kept())
             faults += self._check_answer()
             faults += self._check_long_prompt()
             faults += self._check_keep_alive()
+            if not any(map(is_fatal, faults)):
+                faults += self._keep_proof()
         except FaultError as exc:
             faults.append(exc.fault)
             # Why it failed to load is in its log, as a rule.
@@ -213,25 +236,148 @@ class Probe:
         except FaultError:
             return False
 
+    def _take(self, name: str) -> None:
+        self._key = parse_name(name).key
+        self._model = self.finding.model = name
+
     def _check_listed(self) -> None:
         entries = self._client.tags()
-        if any(map(self._same, entries)):
+        if self.question.model is None:
+            self._choose(entries)
+        found = next(filter(self._same, entries), None)
+        if found is not None:
+            self._digest = str(found.get("digest") or "")
             return
         listed = ", ".join(str(entry.get("name")) for entry in entries[:10]) or "none"
         remedy = "Bring it with module ollama_model, or correct the name."
-        raise FaultError(fault("ollama_model_unknown", self.question.model, f"is not there; listed: {listed}", remedy))
+        raise FaultError(fault("ollama_model_unknown", self._model, f"is not there; listed: {listed}", remedy))
+
+    def _choose(self, entries: Sequence[Mapping[str, Any]]) -> None:
+        """The model that is in memory, so that none is pushed out; else the smallest that makes text."""
+        here = [str(entry.get("name")) for entry in sorted(entries, key=lambda entry: _whole(entry.get("size")) or 0)]
+        for entry in self._client.loaded():
+            self._take(str(entry.get("model") or entry.get("name")))
+            if any(map(self._same, entries)):
+                return
+        for name in here:
+            self._take(name)
+            self._shown = None
+            if not self._makes_vectors():
+                return
+        if not here:
+            raise FaultError(
+                fault(
+                    "ollama_model_unknown", plain(self.question.root), "no model is there", "Name one in ollama_models."
+                )
+            )
+
+    def _told(self) -> dict[str, Any]:
+        """What /api/show tells of the model; empty where it does not."""
+        if self._shown is None:
+            try:
+                self._shown = self._client.show(self._model)
+            except ApiError:
+                self._shown = {}
+        return self._shown
+
+    def _makes_vectors(self) -> bool:
+        """Whether it is asked for vectors and not for text; releases before 0.6.4 do not list what a model can do."""
+        able = self._told().get("capabilities")
+        if isinstance(able, list) and able:
+            vectors = "embedding" in able and "completion" not in able
+        else:
+            info = self._told().get("model_info")
+            vectors = isinstance(info, Mapping) and any(str(key).endswith(".pooling_type") for key in info)
+        self.finding.kind = "embedding" if vectors else "completion"
+        return vectors
+
+    def _own_limit(self) -> tuple[int, str] | None:
+        """Tokens that the model itself limits its context to, and why; null where it says nothing of it."""
+        found = []
+        own = re.search(r"^num_ctx\s+\"?(\d+)", str(self._told().get("parameters") or ""), re.MULTILINE)
+        if own:
+            found.append((int(own[1]), f"it has num_ctx {own[1]} as a parameter of its own"))
+        info = self._told().get("model_info")
+        info = info if isinstance(info, Mapping) else {}
+        made_for = _whole(info.get(f"{info.get('general.architecture')}.context_length"))
+        if made_for:
+            found.append((made_for, f"it was made for {made_for}"))
+        return min(found, default=None)
+
+    def _wanted_context(self) -> int | None:
+        asked, limit = self.question.expect_context, self._own_limit()
+        return asked if asked is None or limit is None else min(asked, limit[0])
+
+    # --- what is in use, and what was proved --------------------------------------------------------------------
+
+    def _in_use(self, before: Mapping[str, Any] | None) -> bool:
+        """Whether questions would take a model from those who work with it: another one pushed out, or this one loaded
+        anew because somebody asked for another context."""
+        if before is None:
+            return bool(self._client.loaded())
+        has, wanted = _whole(before.get("context_length")), self._wanted_context()
+        if has is None or wanted is None:
+            return False
+        # Less than asked for, under its own name, is what has to be found out.
+        return has > wanted or (has != wanted and not self._same(before))
+
+    def _proofs(self) -> dict[str, str]:
+        try:
+            kept = json.loads(Path(str(self.question.proofs)).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return {str(key): str(value) for key, value in kept.items()} if isinstance(kept, dict) else {}
+
+    def _proved(self) -> bool:
+        if self.question.proofs is None or not self._digest:
+            return False
+        return self._proofs().get(self._digest) == self.question.proof_of
+
+    def _keep_proof(self) -> list[Fault]:
+        if self.question.proofs is None or not self._digest:
+            return []
+        # What held under other settings is of no use any more.
+        kept = {key: value for key, value in self._proofs().items() if value == self.question.proof_of}
+        if kept.get(self._digest) == self.question.proof_of:
+            return []
+        kept[self._digest] = self.question.proof_of
+        try:
+            replace_file(Path(self.question.proofs), (json.dumps(kept, indent=1, sort_keys=True) + "\n").encode())
+        except OSError as exc:
+            message = f"{self.question.proofs} is not written: {exc.strerror or exc}"
+            remedy = "Run as root; the model itself is not concerned, and is loaded for the next proof."
+            return [fault("proof_not_kept", self._model, message, remedy)]
+        return []
 
     def _entry(self) -> dict[str, Any] | None:
-        """The model as /api/ps has it; null when it is not loaded."""
-        return next((entry for entry in self._client.loaded() if self._same(entry)), None)
+        """The model as /api/ps has it; null when it is not loaded.
+
+        Models of the same weights share a process, which keeps the name of the one that it was started for.
+        """
+        entries = self._client.loaded()
+        found = next(filter(self._same, entries), None)
+        weights = weights_of(self._told()) if found is None and entries else None
+        if weights is None:
+            return found
+        return next((entry for entry in entries if self._weights_of(entry) == weights), None)
+
+    def _weights_of(self, entry: Mapping[str, Any]) -> str | None:
+        try:
+            return weights_of(self._client.show(str(entry.get("model") or entry.get("name"))))
+        except ApiError:
+            return None
 
     def _load(self, keep_alive: str | None = None) -> None:
-        content: dict[str, Any] = {"model": self.question.model, "stream": False}
+        content: dict[str, Any] = {"model": self._model, "stream": False}
+        path = "/api/generate"
+        if self._makes_vectors():
+            # The other one refuses such a model. Without input neither does more than load it.
+            path, content = "/api/embed", {"model": self._model, "input": ""}
         if keep_alive is not None:
             content["keep_alive"] = keep_alive
         begun = time.monotonic()
         try:
-            self._post("/api/generate", content, self.question.load_timeout)
+            self._post(path, content, self.question.load_timeout)
         except ApiError as exc:
             raise FaultError(self._load_fault(exc, time.monotonic() - begun)) from None
         if self.finding.load_s is None:
@@ -243,7 +389,7 @@ class Probe:
         entry = self._entry()
         if entry is None:
             message = "was loaded and is not in memory right after"
-            raise FaultError(fault("ollama_error", self.question.model, message, self._look))
+            raise FaultError(fault("ollama_error", self._model, message, self._look))
         return entry
 
     @property
@@ -252,7 +398,7 @@ class Probe:
 
     def _load_fault(self, error: ApiError, waited: float) -> Fault:
         """Why a model was not loaded. A runner that ended and one that was too slow look alike to a client."""
-        model, text, low = self.question.model, error.text, error.text.lower()
+        model, text, low = self._model, error.text, error.text.lower()
         if error.kind == "silent":
             return fault(
                 "ollama_load_timeout",
@@ -289,7 +435,7 @@ class Probe:
 
     # --- where it runs -----------------------------------------------------------------------------------------------
 
-    def _judge(self, entry: Mapping[str, Any]) -> list[Fault]:
+    def _judge(self, entry: Mapping[str, Any], context: bool = True) -> list[Fault]:
         self.judged = True
         found = self.finding
         found.size, found.size_vram = _whole(entry.get("size")), _whole(entry.get("size_vram"))
@@ -302,7 +448,8 @@ class Probe:
         expires = entry.get("expires_at")
         found.expires_at = str(expires) if expires else None
         said = self._said()
-        return [*self._check_share(said), *self._log_faults(said, found.gpu_share), *self._check_context()]
+        faults = [*self._check_share(said), *self._log_faults(said, found.gpu_share)]
+        return faults + (self._check_context() if context else [])
 
     def _check_share(self, said: Said) -> list[Fault]:
         found = self.finding
@@ -310,7 +457,7 @@ class Probe:
             return []
         if not found.size or found.size_vram is None:
             message = "the server does not tell how much of the model is on the GPUs"
-            return [fault("gpu_state_unknown", self.question.model, message, "Give `unit`, and see nvidia-smi.")]
+            return [fault("gpu_state_unknown", self._model, message, "Give `unit`, and see nvidia-smi.")]
         why = f" It said: {'; '.join(said.no_gpu)}." if said.no_gpu else ""
         remedy = (
             "Usual causes: a release from 0.30 on under a driver older than 550, device nodes that came after the "
@@ -319,7 +466,7 @@ class Probe:
         )
         if found.size_vram == 0:
             message = f"all {found.size} bytes of it are on the CPU.{why}"
-            return [fault("cpu_fallback", self.question.model, message, remedy)]
+            return [fault("cpu_fallback", self._model, message, remedy)]
         faults = []
         missing = found.size - found.size_vram
         if missing > 0 and missing > self._host_side():
@@ -327,7 +474,7 @@ class Probe:
             faults.append(
                 fault(
                     "ollama_partly_on_cpu",
-                    self.question.model,
+                    self._model,
                     f"{share}.{why}",
                     "It does not fit beside what else is on the GPUs, or a GPU is not used: less context, a smaller "
                     "quantisation, fewer models at once, or see nvidia-smi for what holds the memory.",
@@ -337,10 +484,7 @@ class Probe:
 
     def _host_side(self) -> int:
         """Bytes of the table of input embeddings, which is always with the host; 0 where that is not told."""
-        try:
-            tensors = self._client.show(self.question.model).get("tensors")
-        except ApiError:
-            return 0
+        tensors = self._told().get("tensors")
         total = 0
         for tensor in tensors if isinstance(tensors, list) else []:
             name, shape = str(tensor.get("name", "")), tensor.get("shape")
@@ -405,10 +549,14 @@ class Probe:
         return faults + [fault("option_ignored", unit, line, remedy) for line in said.ignored]
 
     def _check_context(self) -> list[Fault]:
-        granted, asked = self.finding.context, self.question.expect_context
+        granted, asked, limit = self.finding.context, self.question.expect_context, self._own_limit()
         if asked is None or granted is None or granted >= asked:
             return []
-        message = f"{self.question.model} is loaded with {granted} tokens, {asked} asked for"
+        if limit is not None and granted >= limit[0]:
+            message = f"is loaded with {granted} tokens instead of {asked}: {limit[1]}"
+            remedy = "Tell those who use it, or choose a model for longer texts."
+            return [fault("ollama_context_own", self._model, message, remedy)]
+        message = f"{self._model} is loaded with {granted} tokens, {asked} asked for"
         remedy = (
             "OLLAMA_CONTEXT_LENGTH of the service holds for models without num_ctx of their own, and at most what the "
             "model was made for; another drop-in may set it (systemctl cat ollama)."
@@ -434,8 +582,10 @@ class Probe:
             raise FaultError(fault("completion_failed", plain(self.question.root), message, remedy)) from None
 
     def _check_answer(self) -> list[Fault]:
+        if self._makes_vectors():
+            return self._check_vector()
         options = {"num_predict": ANSWER_TOKENS, "temperature": 0, "seed": 1}
-        content = {"model": self.question.model, "prompt": PROMPT, "stream": False, "options": options}
+        content = {"model": self._model, "prompt": PROMPT, "stream": False, "options": options}
         told = self._ask("/api/generate", content)
         tokens, spent = _whole(told.get("eval_count")), _whole(told.get("eval_duration"))
         if tokens and spent:
@@ -444,13 +594,23 @@ class Probe:
         problem = judge_answer(text or None, tokens)
         return [problem] if problem else []
 
+    def _check_vector(self) -> list[Fault]:
+        vectors = self._ask("/api/embed", {"model": self._model, "input": PROMPT}).get("embeddings")
+        vector = vectors[0] if isinstance(vectors, list) and vectors else None
+        if isinstance(vector, list) and any(isinstance(number, (int, float)) and number for number in vector):
+            return []
+        message = "the vector of a sentence is empty, or has nothing but zeros"
+        return [fault("empty_answer", self._model, message, self._look)]
+
     def _check_long_prompt(self) -> list[Fault]:
         """Whether the part that is OpenAI's shows the model a long prompt whole. It has no num_ctx to ask with."""
-        wanted = self.question.prompt_tokens_over
-        if wanted <= 0:
+        wanted, limit = self.question.prompt_tokens_over, self._own_limit()
+        if limit is not None:
+            wanted = min(wanted, limit[0] * 3 // 4)
+        if wanted <= 0 or self._makes_vectors():
             return []
         content = {
-            "model": self.question.model,
+            "model": self._model,
             "messages": [{"role": "user", "content": long_prompt(wanted)}],
             "max_tokens": 1,
             "temperature": 0,
@@ -467,7 +627,7 @@ class Probe:
             "Clients of this endpoint cannot ask for a context: set OLLAMA_CONTEXT_LENGTH in the unit (role ollama: "
             "ollama_context_length), or num_ctx as a parameter of the model."
         )
-        return [fault("ollama_prompt_cut", self.question.model, message, remedy)]
+        return [fault("ollama_prompt_cut", self._model, message, remedy)]
 
     # --- how long it stays -------------------------------------------------------------------------------------------
 
@@ -493,7 +653,7 @@ class Probe:
 
     def _check_gone(self) -> list[Fault]:
         # Loaded anew, so that the time is the service's own.
-        self._client.unload(self.question.model)
+        self._client.unload(self._model)
         self._load()
         for _ in range(20):
             if self._entry() is None:
@@ -508,14 +668,20 @@ class Probe:
             message = (
                 f"stays loaded {found} instead of {words}; another request had loaded it, and may have asked for that"
             )
-            remedy = f"To see what the service does by itself: ollama stop {self.question.model}, and run this again."
-            return fault("ollama_keep_alive_unproved", self.question.model, message, remedy)
+            remedy = f"To see what the service does by itself: ollama stop {self._model}, and run this again."
+            return fault("ollama_keep_alive_unproved", self._model, message, remedy)
         return fault(
             "ollama_keep_alive_differs",
-            self.question.model,
+            self._model,
             f"stays loaded {found} instead of {words}",
             "See which file sets OLLAMA_KEEP_ALIVE: systemctl cat ollama. The last one wins.",
         )
+
+
+def weights_of(told: Mapping[str, Any]) -> str | None:
+    """The first file that /api/show names as a model's weights; null where it names none."""
+    found = re.search(r"^FROM +(\S.*)$", str(told.get("modelfile") or ""), re.MULTILINE)
+    return found[1].strip() if found else None
 
 
 def remaining(entry: Mapping[str, Any]) -> float | None:

@@ -557,6 +557,8 @@ class _Run:
             else:
                 shutil.rmtree(path)
         with contextlib.suppress(OSError):
+            # The role's probe keeps there what it proved.
+            (self.store.prefix / "proofs.json").unlink(missing_ok=True)
             (self.store.prefix / ".lock").unlink(missing_ok=True)
             # Models or notes that someone keeps there stay.
             self.store.prefix.rmdir()

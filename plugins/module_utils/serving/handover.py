@@ -62,7 +62,9 @@ def record(server: Mapping[str, Any], probe: Mapping[str, Any], known_as: str, a
     url, others = reachable(local, advertised or str(server["host"]), known_as, address)
     context = int(probe.get("context_per_request") or probe.get("context") or server["context_per_request"])
     parallel = int(probe.get("parallel") or server["parallel"])
-    model = str(server["alias"])
+    # Ollama has several models: its probe tells which one it asked, and what that makes.
+    model = str((probe.get("kind") and probe.get("model")) or server["alias"])
+    vectors = probe.get("kind") == "embedding"
     has_keys = bool(server["has_keys"])
     proof = {name: probe.get(name) for name in ("answer", "tokens_per_second", "ready_s", "gpu_resident")}
     if proof["gpu_resident"] is None and probe.get("gpu_share") is not None:
@@ -74,6 +76,7 @@ def record(server: Mapping[str, Any], probe: Mapping[str, Any], known_as: str, a
         "local_base_url": local,
         "reachable_from_others": others,
         "model": model,
+        "kind": "embedding" if vectors else "completion",
         "context_per_request": context,
         "requests_at_once": parallel,
         "api_key": {"required": has_keys, "file": str(server["api_key_file"]) if has_keys else None},
@@ -81,7 +84,7 @@ def record(server: Mapping[str, Any], probe: Mapping[str, Any], known_as: str, a
         "clients": {
             "dify": {
                 "provider": "OpenAI-API-compatible",
-                "model_type": "LLM",
+                "model_type": "Text Embedding" if vectors else "LLM",
                 "model_name": model,
                 "api_key": f"a line of {server['api_key_file']}" if has_keys else NO_KEY,
                 "api_endpoint_url": url,
@@ -92,7 +95,7 @@ def record(server: Mapping[str, Any], probe: Mapping[str, Any], known_as: str, a
                 "concurrency": parallel,
             },
             "langchain": {
-                "class": "langchain_openai.ChatOpenAI",
+                "class": f"langchain_openai.{'OpenAIEmbeddings' if vectors else 'ChatOpenAI'}",
                 "base_url": url,
                 "model": model,
                 "max_tokens": answer,
@@ -104,23 +107,26 @@ def record(server: Mapping[str, Any], probe: Mapping[str, Any], known_as: str, a
                 "base_url": url.removesuffix("/v1"),
                 "models": [model],
             },
-            "curl": curl(url, model, has_keys),
+            "curl": curl(url, model, has_keys, vectors),
         },
     }
 
 
-def curl(url: str, model: str, has_keys: bool) -> str:
+def curl(url: str, model: str, has_keys: bool, vectors: bool = False) -> str:
     """A call to paste into a shell; the key comes from the environment."""
-    body = json.dumps({"model": model, "messages": [{"role": "user", "content": "Hello"}]})
+    asked = {"input": "Hello"} if vectors else {"messages": [{"role": "user", "content": "Hello"}]}
+    body = json.dumps({"model": model, **asked})
     key = f' -H "Authorization: Bearer ${KEY_VARIABLE}"' if has_keys else ""
     # A quote within single quotes ends them for a moment.
     data = body.replace("'", "'\\''")
-    return f"curl {url}/chat/completions{key} -H 'Content-Type: application/json' -d '{data}'"
+    path = "embeddings" if vectors else "chat/completions"
+    return f"curl {url}/{path}{key} -H 'Content-Type: application/json' -d '{data}'"
 
 
 def card(endpoint: Mapping[str, Any], known_as: str = "") -> str:
     """The record as lines to read, up to 120 characters where no address is longer."""
     clients = endpoint["clients"]
+    vectors = endpoint.get("kind") == "embedding"
     dify, chain, one = clients["dify"], clients["langchain"], clients["one_api"]
     file = endpoint["api_key"]["file"]
     if file:
@@ -152,9 +158,9 @@ def card(endpoint: Mapping[str, Any], known_as: str = "") -> str:
             [
                 ("Model type, name", f"{dify['model_type']}, {dify['model_name']}"),
                 ("API endpoint URL", f"{dify['api_endpoint_url']}  (as it is: ends in /v1, never localhost)"),
-                ("Completion mode", dify["completion_mode"]),
+                *([] if vectors else [("Completion mode", dify["completion_mode"])]),
                 ("Context size", str(dify["model_context_size"])),
-                ("Max tokens bound", str(dify["upper_bound_for_max_tokens"])),
+                *([] if vectors else [("Max tokens bound", str(dify["upper_bound_for_max_tokens"]))]),
                 ("Concurrency", f"{dify['concurrency']}: iteration nodes' parallelism, and APP_MAX_ACTIVE_REQUESTS"),
             ]
         ),
@@ -163,15 +169,24 @@ def card(endpoint: Mapping[str, Any], known_as: str = "") -> str:
         f"model {one['models'][0]}",
         "",
         "LangChain:",
-        f"  ChatOpenAI(base_url={json.dumps(chain['base_url'])}, model={json.dumps(chain['model'])}, "
-        f"max_tokens={chain['max_tokens']})",
-        f'  .batch(prompts, config={{"max_concurrency": {chain["max_concurrency"]}}})',
+        *_langchain(chain, vectors),
         "",
         "curl:",
         f"  export {export}",
         f"  {clients['curl']}",
     ]
     return "\n".join(lines)
+
+
+def _langchain(chain: Mapping[str, Any], vectors: bool) -> list[str]:
+    where = f"base_url={json.dumps(chain['base_url'])}, model={json.dumps(chain['model'])}"
+    if vectors:
+        # It sends tokens of OpenAI's own otherwise, which no other server understands.
+        return [f"  OpenAIEmbeddings({where}, check_embedding_ctx_length=False)"]
+    return [
+        f"  ChatOpenAI({where}, max_tokens={chain['max_tokens']})",
+        f'  .batch(prompts, config={{"max_concurrency": {chain["max_concurrency"]}}})',
+    ]
 
 
 def _table(rows: Iterable[tuple[str, str]]) -> list[str]:

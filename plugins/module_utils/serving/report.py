@@ -17,7 +17,7 @@ from .catalogue import CATALOGUE
 #: Of a message, such as a journal's last lines, so many are shown.
 LINES = 8
 #: What follows from another fault, where there is one: mending that comes first.
-SYMPTOMS = frozenset({"completion_failed"})
+SYMPTOMS = frozenset({"completion_failed", "endpoint_refused"})
 _KEYS = ("code", "subject", "message", "remedy")
 
 

@@ -49,9 +49,16 @@ def _padded(content: bytes) -> bytes:
 
 
 def small_gguf(
-    *, layers: int = 4, context: int = CONTEXT, architecture: str = "llama", name: str = "Volta Small", split: int = 0
+    *,
+    layers: int = 4,
+    context: int = CONTEXT,
+    architecture: str = "llama",
+    name: str = "Volta Small",
+    split: int = 0,
+    embedding: bool = False,
 ) -> bytes:
-    """The whole file, the same for the same arguments. With ``split`` it says it is the first of so many shards."""
+    """The whole file, the same for the same arguments. With ``split`` it says it is the first of so many shards, with
+    ``embedding`` that its answers are vectors."""
     values: dict[str, Value] = {
         "general.architecture": architecture,
         "general.type": "model",
@@ -72,6 +79,8 @@ def small_gguf(
         "tokenizer.ggml.pre": "default",
         "tokenizer.ggml.tokens": [f"t{number}" for number in range(VOCABULARY)],
     }
+    if embedding:
+        values[f"{architecture}.pooling_type"] = 1
     if split:
         values |= {"split.no": 0, "split.count": split}
     head_size = EMBEDDING // HEADS

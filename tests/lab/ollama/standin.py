@@ -1837,6 +1837,7 @@ class Handler(BaseHTTPRequestHandler):
             "/api/delete": ("DELETE", self._delete),
             "/api/generate": ("POST", self._generate),
             "/api/chat": ("POST", self._chat),
+            "/api/embed": ("POST", self._embed),
             "/v1/models": ("GET", self._openai_models),
             "/v1/chat/completions": ("POST", self._openai_chat),
         }  # fmt: skip
@@ -2143,6 +2144,21 @@ class Handler(BaseHTTPRequestHandler):
             return {"message": {"role": "assistant", "content": word}}
 
         self._infer(body, model, span, messages, line, {**empty, "done_reason": "load"})
+
+    def _embed(self) -> None:
+        """Without input it only loads the model. One that makes text is loaded all the same."""
+        body = self._body()
+        span = keep_alive_of(body.get("keep_alive"))
+        model = self._model(body.get("model"))
+        given = body.get("input")
+        texts = [str(text) for text in (given if isinstance(given, list) else [given]) if text]
+        with self.server.scheduler.use(model, body.get("options") or {}, span):
+            if texts and "embedding" not in model.capabilities:
+                raise ApiError("this model does not support embeddings", 501)
+            size = read_gguf(cast(Path, model.weights)).number("embedding_length")
+            vectors = [[round(1 / (size or 1) ** 0.5, 6)] * size for _ in texts]
+            self._json(200, {"model": body["model"], "embeddings": vectors,
+                             "prompt_eval_count": sum(len(text.split()) for text in texts)})  # fmt: skip
 
     def _infer(
         self,

@@ -179,3 +179,17 @@ def test_an_endpoint_of_ollama() -> None:
     assert made["proof"] == {"answer": None, "tokens_per_second": 71.2, "ready_s": 0.1, "gpu_resident": True}
     assert record(entry, {"gpu_share": 0.0}, "x")["proof"]["gpu_resident"] is False
     assert "none is asked for" in card(made)
+
+
+def test_a_model_of_vectors_is_handed_over_as_one() -> None:
+    found = record(server(has_keys=False), probe(kind="embedding", model="all-vectors:latest", answer=None), "10.0.0.7")
+    assert (found["model"], found["kind"]) == ("all-vectors:latest", "embedding")
+    clients = found["clients"]
+    assert clients["dify"]["model_type"] == "Text Embedding"
+    words = shlex.split(clients["curl"])
+    assert words[1].endswith("/v1/embeddings")
+    assert json.loads(words[-1]) == {"model": "all-vectors:latest", "input": "Hello"}
+    text = card(found)
+    assert "OpenAIEmbeddings(" in text
+    for part in ("ChatOpenAI", "Completion mode", "chat/completions"):
+        assert part not in text
