@@ -277,11 +277,13 @@ class Probe:
             seen, remedy = self._silent()
             what = f"takes connections and does not answer /health; waited {limit}{seen}"
             return self._fault("endpoint_unresponsive", what, remedy)
-        return self._fault(
-            "endpoint_refused",
-            f"{reply.detail}; waited {limit}",
-            "Start the service, or correct host and port in base_url.",
-        )
+        what, remedy = f"{reply.detail}; waited {limit}", "Start the service, or correct host and port in base_url."
+        if self.question.unit is not None:
+            # One that has ended was told of before.
+            unit = self.question.unit.removesuffix(".service")
+            what += f"; {unit} is {self._status().words}"
+            remedy = f"Ask again if it is starting; else see where it listens: systemctl cat {unit}, journalctl -u {unit}"
+        return self._fault("endpoint_refused", what, remedy)
 
     def _silent(self) -> tuple[str, str]:
         """What the process of a server that says nothing does, by the kernel, and what helps."""

@@ -227,6 +227,18 @@ def test_nothing_listens() -> None:
     assert probe.finding.state == "refused"
 
 
+def test_a_service_that_runs_and_does_not_listen_is_not_told_to_start() -> None:
+    """A drop-in with another port, or a start that is not done."""
+    with served(Played()) as url:
+        pass
+    asked = Question(base_url=url, timeout=0.0, unit="x.service")
+    runner = PlayedSystemd(["activating/start-post"])
+    [fault] = Probe(asked, Machine(), runner=runner, sleep=lambda seconds: None).examine()
+    assert fault.code == "endpoint_refused"
+    assert "activating (start-post)" in fault.message
+    assert "systemctl cat x" in fault.remedy
+
+
 def test_a_server_that_takes_connections_and_says_nothing() -> None:
     """A process that hangs on a GPU: the kernel still accepts for it."""
     with socket.socket() as silent:

@@ -99,6 +99,12 @@ def test_the_worst_comes_first_and_each_once() -> None:
     assert "2 model files, see below" in text
 
 
+def test_a_port_that_refuses_follows_from_a_unit_that_is_overridden() -> None:
+    served = {**SERVED, "faults": [fault("unit_overridden", "remove the drop-in")]}
+    probed = {"results": [{**PROBE, "faults": [fault("endpoint_refused", "start it")]}]}
+    assert summed(served=served, probed=probed)[2].endswith("First: remove the drop-in")
+
+
 def test_an_answer_that_does_not_come_is_not_what_to_mend_first_where_something_else_is_wrong() -> None:
     """A shard that was cut short: the server ends in the middle of the answer, and its journal does not say why."""
     served = {**SERVED, "faults": [fault("model_unverified", "bring the file again")]}
