@@ -282,7 +282,7 @@ class Probe:
             # One that has ended was told of before.
             unit = self.question.unit.removesuffix(".service")
             what += f"; {unit} is {self._status().words}"
-            remedy = f"Ask again if it is starting; else see where it listens: systemctl cat {unit}, journalctl -u {unit}"
+            remedy = f"Ask again if it is starting, else see where it listens: systemctl cat {unit}"
         return self._fault("endpoint_refused", what, remedy)
 
     def _silent(self) -> tuple[str, str]:
