@@ -21,7 +21,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, ClassVar
 
 from ..faults import Fault, FaultError
@@ -327,23 +327,31 @@ class Probe:
     def _check_process(self) -> list[Fault]:
         if self.question.unit is None:
             return []
+        fault = self._foreign()
+        if fault is None:
+            return []
+        if self.question.api_key:
+            # All that follows would show it the key.
+            raise FaultError(fault)
+        return [fault]
+
+    def _foreign(self) -> Fault | None:
+        """The service's port, where another program than the service listens there."""
+        if self.question.unit is None:
+            return None
         now = self._status()
         self.finding.pid, self._started = now.pid, now.started
         port = self.question.port
         holders = [item for item in listeners(self._here, port) if item.pid is not None]
         if not holders or any(item.pid == self.finding.pid for item in holders):
-            return []
+            return None
         service = f"the service is pid {self.finding.pid}" if self.finding.pid else "the service does not run"
-        fault = CATALOGUE.fault(
+        return CATALOGUE.fault(
             "foreign_listener",
             f"{holders[0].address}:{port}",
             f"held by {holders[0].owner}; {service}",
             "Stop that program, or give the service another port; requests reach the program, not the service.",
         )
-        if self.question.api_key:
-            # All that follows would show it the key.
-            raise FaultError(fault)
-        return [fault]
 
     def _check_files(self) -> list[Fault]:
         if self.finding.pid is None:
@@ -568,6 +576,9 @@ class Probe:
 
     def _unexpected(self, what: str) -> FaultError:
         self.finding.state = "unexpected"
+        foreign = self._foreign()
+        if foreign:
+            return FaultError(replace(foreign, message=f"{foreign.message}; {what}"))
         return self._fault(
             "endpoint_unexpected",
             f"{what}: this is not llama-server",

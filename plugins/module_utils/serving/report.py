@@ -18,6 +18,9 @@ from .catalogue import CATALOGUE
 LINES = 8
 #: What follows from another fault, where there is one: mending that comes first.
 SYMPTOMS = frozenset({"completion_failed", "endpoint_refused"})
+#: What keeps a service from running, and how that is seen.
+CAUSES = frozenset({"foreign_listener", "unit_overridden"})
+STOPPED = frozenset({"service_not_running", *SYMPTOMS})
 _KEYS = ("code", "subject", "message", "remedy")
 
 
@@ -87,9 +90,14 @@ def report(
         lines += [f"[{fault.code}] {fault.subject}: {said[0] if said else ''}", *(f"     {line}" for line in said[1:])]
         lines.append(f"  -> {fault.remedy}")
     if fatal:
-        first = next((fault for fault in fatal if fault.code not in SYMPTOMS), fatal[0])
-        lines.append(f"First: {first.remedy}")
+        lines.append(f"First: {_first(fatal).remedy}")
     return {"ok": not fatal, "faults": [fault.as_dict() for fault in faults], "text": "\n".join(lines)}
+
+
+def _first(fatal: Sequence[Fault]) -> Fault:
+    """What to mend first: the worst, or what it follows from."""
+    causes = [fault for fault in fatal if fault.code in CAUSES] if fatal[0].code in STOPPED else []
+    return next(iter([*causes, *(fault for fault in fatal if fault.code not in SYMPTOMS)]), fatal[0])
 
 
 def _counted(fatal: Sequence[Fault], warnings: int) -> list[str]:

@@ -467,6 +467,15 @@ def test_a_key_that_is_refused(given_key: str | None) -> None:
     assert KEY not in text
 
 
+def test_a_program_that_is_no_server_on_the_port_is_named() -> None:
+    """The service cannot have its port: what answers is somebody's web server."""
+    systemd = PlayedSystemd(["active/running"], pid=1)
+    codes, finding, text = probed(Played(health=[(404, {})]), systemd, unit="x.service")
+    assert (codes, finding.state) == (["foreign_listener"], "unexpected")
+    assert f"(pid {os.getpid()}" in text
+    assert "/health answers 404" in text
+
+
 def test_no_key_is_shown_to_another_process() -> None:
     played = Played(key=KEY)
     codes, _, _ = probed(played, PlayedSystemd(["active/running"], pid=1), unit="x.service", api_key=KEY)

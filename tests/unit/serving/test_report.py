@@ -99,6 +99,13 @@ def test_the_worst_comes_first_and_each_once() -> None:
     assert "2 model files, see below" in text
 
 
+@pytest.mark.parametrize("cause", ["foreign_listener", "unit_overridden"])
+def test_what_keeps_a_service_from_running_is_to_mend_first(cause: str) -> None:
+    served = {**SERVED, "faults": [fault("service_not_running", "see the journal")]}
+    probed = {"results": [{**PROBE, "faults": [fault(cause, "remove it")]}]}
+    assert summed(served=served, probed=probed)[2].endswith("First: remove it")
+
+
 def test_a_port_that_refuses_follows_from_a_unit_that_is_overridden() -> None:
     served = {**SERVED, "faults": [fault("unit_overridden", "remove the drop-in")]}
     probed = {"results": [{**PROBE, "faults": [fault("endpoint_refused", "start it")]}]}
