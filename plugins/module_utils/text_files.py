@@ -43,12 +43,17 @@ def converge(files: Sequence[Mapping[str, Any]], absent: Sequence[str], mode: in
     One to ``keep`` is written only where there is none.
     """
     outcome = Outcome()
-    for file in files:
-        if file.get("keep") and os.path.lexists(file["path"]):
-            continue
-        _act(outcome, file["path"], _write, file["content"].encode(), mode, check)
-    for path in absent:
-        _act(outcome, path, _remove, check)
+    # A hardened server's umask of 077 would lock services out of the folders that are made here.
+    umask = os.umask(0o022)
+    try:
+        for file in files:
+            if file.get("keep") and os.path.lexists(file["path"]):
+                continue
+            _act(outcome, file["path"], _write, file["content"].encode(), mode, check)
+        for path in absent:
+            _act(outcome, path, _remove, check)
+    finally:
+        os.umask(umask)
     return outcome
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import stat
 
 import pytest
@@ -87,3 +88,14 @@ def test_a_file_to_keep_is_written_once(path):
     assert keep("a\n").written == [str(path)]
     path.write_text("mine\n")
     assert (keep("b\n").written, path.read_text()) == ([], "mine\n")
+
+
+def test_folders_are_open_whatever_umask_the_caller_has(path):
+    umask = os.umask(0o077)
+    try:
+        found = converge(path)
+        assert os.umask(0o077) == 0o077
+    finally:
+        os.umask(umask)
+    assert found.faults == []
+    assert stat.S_IMODE(path.parent.stat().st_mode) == 0o755
