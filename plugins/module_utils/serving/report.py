@@ -19,7 +19,7 @@ LINES = 8
 #: What follows from another fault, where there is one: mending that comes first.
 SYMPTOMS = frozenset({"completion_failed", "endpoint_refused"})
 #: What keeps a service from running, and how that is seen.
-CAUSES = frozenset({"foreign_listener", "unit_overridden"})
+CAUSES = frozenset({"engine_missing", "foreign_listener", "unit_overridden"})
 STOPPED = frozenset({"service_not_running", *SYMPTOMS})
 _KEYS = ("code", "subject", "message", "remedy")
 

@@ -105,7 +105,7 @@ def _look(path: Path, runner: Runner, calibrated: Path) -> Served:
         ],
         **state_of(told),
     }
-    return Served(server, _judge(path, text, server, told))
+    return Served(server, _judge(path, text, server, told, words))
 
 
 def state_of(told: dict[str, str]) -> dict[str, Any]:
@@ -121,7 +121,7 @@ def state_of(told: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def _judge(path: Path, text: str, server: dict[str, Any], told: dict[str, str]) -> list[Fault]:
+def _judge(path: Path, text: str, server: dict[str, Any], told: dict[str, str], words: Sequence[str]) -> list[Fault]:
     faults: list[Fault] = []
     absent = [name for name in server["model_files"] if not Path(name).is_file()]
     if absent:
@@ -131,6 +131,12 @@ def _judge(path: Path, text: str, server: dict[str, Any], told: dict[str, str]) 
                 "model",
                 f"{', '.join(absent)} is not there; the server cannot start again",
                 "Run playbooks/model.yml.",
+            )
+        )
+    if words and not server["running"] and not Path(words[0]).is_file():
+        faults.append(
+            CATALOGUE.fault(
+                "engine_missing", words[0], "no such program", "Run playbooks/engine.yml, then playbooks/serve.yml."
             )
         )
     # As the operator would write it: this module has no such option.

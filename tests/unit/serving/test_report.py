@@ -99,7 +99,7 @@ def test_the_worst_comes_first_and_each_once() -> None:
     assert "2 model files, see below" in text
 
 
-@pytest.mark.parametrize("cause", ["foreign_listener", "unit_overridden"])
+@pytest.mark.parametrize("cause", ["engine_missing", "foreign_listener", "unit_overridden"])
 def test_what_keeps_a_service_from_running_is_to_mend_first(cause: str) -> None:
     served = {**SERVED, "faults": [fault("service_not_running", "see the journal")]}
     probed = {"results": [{**PROBE, "faults": [fault(cause, "remove it")]}]}

@@ -56,6 +56,8 @@ class Ground:
         self.units = root / "units"
         self.units.mkdir()
         self.calibrated = root / "calibration.json"
+        self.engine = root / "llama-server"
+        self.engine.touch()
         self.shards = [root / f"m n-0000{number}-of-00002.gguf" for number in (1, 2)]
         for shard in self.shards:
             shard.write_bytes(b"GGUF")
@@ -64,7 +66,8 @@ class Ground:
             Stamp.of(shard.stat(), "a" * 64, "test", "sha256").write(places.stamp)
 
     def write(self, name: str = "llama-server", **changed: object) -> Path:
-        settings = replace(SETTINGS, model=str(self.shards[0]), **changed)  # type: ignore[arg-type]
+        given = {"model": str(self.shards[0]), "binary": str(self.engine), **changed}
+        settings = replace(SETTINGS, **given)  # type: ignore[arg-type]
         computed = plan(settings, Surroundings())
         path = self.units / f"{name}.service"
         path.write_text(
@@ -157,6 +160,15 @@ def test_what_systemd_says(ground: Ground, shown: dict[str, str], code: str, sai
     _, codes, text = ground.look(**shown)
     assert codes == [code]
     assert said in text
+
+
+def test_an_engine_that_is_gone_is_why_a_server_does_not_run(ground: Ground) -> None:
+    """The link `current` was removed: systemd has only an exit status to say of it."""
+    ground.write()
+    ground.engine.unlink()
+    _, codes, text = ground.look(ActiveState="failed", SubState="failed", StatusText="")
+    assert codes == ["engine_missing", "service_not_running"]
+    assert "no such program" in text
 
 
 def test_a_server_that_loads_is_no_fault_yet(ground: Ground) -> None:
