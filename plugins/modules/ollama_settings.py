@@ -206,8 +206,19 @@ binary:
   returned: always
   type: str
   sample: /opt/ollama/current/bin/ollama
+secrets_file:
+  description: File of the variables that hold a login, which the drop-in names and the role writes for root alone. Null where there is none.
+  returned: always
+  type: str
+  sample: /etc/ollama/secrets.env
+secret_names:
+  description: Their names.
+  returned: always
+  type: list
+  elements: str
+  sample: [HTTPS_PROXY]
 environment:
-  description: Variables that the drop-in sets. A login within an address is cut out.
+  description: Variables that drop-in and RV(secrets_file) set. A login within an address is cut out.
   returned: always
   type: dict
   sample: {OLLAMA_HOST: '127.0.0.1:11434', OLLAMA_CONTEXT_LENGTH: '8192'}
@@ -340,7 +351,7 @@ from ansible_collections.volta.llm.plugins.module_utils.arguments import SYSROOT
 from ansible_collections.volta.llm.plugins.module_utils.faults import as_text, is_fatal
 from ansible_collections.volta.llm.plugins.module_utils.machine import Machine
 from ansible_collections.volta.llm.plugins.module_utils.module import VoltaModule
-from ansible_collections.volta.llm.plugins.module_utils.ollama.environment import CACHE_TYPES
+from ansible_collections.volta.llm.plugins.module_utils.ollama.environment import CACHE_TYPES, login, written
 from ansible_collections.volta.llm.plugins.module_utils.ollama.settings import (
     BACKENDS,
     FLASH_ATTENTION,
@@ -394,6 +405,8 @@ def main() -> None:
         supports_check_mode=True,
     )
     given = module.params
+    # Of each address in a variable the login alone, and nothing like "true", is what nobody is to see.
+    module.no_log_values.update(filter(None, (login(written(value)) for value in given["environment"].values())))
     settings = Settings(**{name: given[name] for name in SETTINGS})
     options = Options(prefix=given["prefix"], guard=given["guard"])
     prepared = prepare(settings, options, Machine(given["sysroot"]))

@@ -259,6 +259,7 @@ from ansible_collections.volta.llm.plugins.module_utils.arguments import MACHINE
 from ansible_collections.volta.llm.plugins.module_utils.feasibility import Request, consider
 from ansible_collections.volta.llm.plugins.module_utils.machine import Machine
 from ansible_collections.volta.llm.plugins.module_utils.module import VoltaModule
+from ansible_collections.volta.llm.plugins.module_utils.ollama.environment import login, written
 from ansible_collections.volta.llm.plugins.module_utils.results import finish
 from ansible_collections.volta.llm.plugins.module_utils.serving.arguments import Settings
 
@@ -319,6 +320,7 @@ def main() -> None:
         supports_check_mode=True,
     )
     given = module.params
+    module.no_log_values.update(filter(None, (login(written(value)) for value in given["ollama_environment"].values())))
     server = Settings(model=given["model_path"], gpus=given["gpu_selection"], **{name: given[name] for name in SERVER})
     request = Request(server=server, **{name: given[name] for name in REQUEST})
     machine = Machine(given["sysroot"], given["timeout"])

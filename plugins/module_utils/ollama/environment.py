@@ -183,6 +183,12 @@ def seconds(text: str) -> float | None:
     return -found if text.startswith("-") else found
 
 
+def login(value: str) -> str | None:
+    """The login in an address, with the @ after it; null where there is none. A proxy may have no scheme."""
+    found = re.search(r"(?<=://).*@|^(?!\w+://)[^\s/@:]+:.*@", value)
+    return found[0] if found else None
+
+
 def written(value: Any) -> str:
     """A value of YAML as Ollama reads it."""
     if value is None:
@@ -253,6 +259,13 @@ def _problem(kind: str, value: str) -> tuple[str, str] | None:
     """Why Ollama would not read a value as it is meant, and what to write."""
     if any(ord(char) < 32 for char in value):
         return f"{value!r} holds a line break or another control character", "Write it in one line."
+    secret = login(value)
+    # net/url of Go takes no others; nor does anything else have to be quoted in a file of variables.
+    if secret and not re.fullmatch(r"[A-Za-z0-9._~!$&'()*+,;=:%-]*@", secret):
+        return (
+            "its login holds characters that an address cannot have, and nothing would go through it",
+            "Write such a character as % and its code: @ is %40, / is %2F, a space %20, a backslash %5C.",
+        )
     if kind == "bool" and value not in _BOOLS:
         return f"Ollama takes {value!r} for true, as any word that it does not know", "Write true or false."
     if kind == "number" and not re.fullmatch(r"\d{1,18}", value):

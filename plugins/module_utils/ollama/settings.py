@@ -40,6 +40,8 @@ ALL = "all"
 #: Libraries without code for cards older than this (v0.24.0 CMakePresets.json, "CUDA 13"); cuda_v12 has it from 5.0 on.
 CUDA_13_FROM = (7, 5)
 V12 = "cuda_v12"
+#: File of variables with logins, which only root reads.
+SECRETS = "secrets.env"
 #: Where the vendor's service keeps its models: the home of its account.
 VENDOR_STORE = "/usr/share/ollama/.ollama/models"
 #: Seconds; a model that takes longer than a day does not load.
@@ -159,7 +161,11 @@ def prepare(
     faults += variable_faults
     notes += variable_notes
     limit = settings.load_timeout or max(600, load_timeout(largest(settings.models)))
-    environment = {**given, **own_environment(settings, version, cards, library, limit)}
+    # Everybody reads units and their drop-ins, and they are shown where something is wrong with them.
+    secret = {name: value for name, value in given.items() if variables.login(value)}
+    environment = {name: value for name, value in given.items() if name not in secret}
+    environment |= own_environment(settings, version, cards, library, limit)
+    secrets_path = str(Path(options.folder) / SECRETS)
     if settings.no_cloud and not variables.knows(version, "OLLAMA_NO_CLOUD"):
         notes.append(f"Ollama {settings.version} has no OLLAMA_NO_CLOUD, and no models of the cloud either")
 
@@ -181,6 +187,7 @@ def prepare(
         writable=[str(settings.models_directory)],
         conflicts=settings.conflicts,
         ruleset=rules_file(options.folder, unit.NAME, rules) if rules else "",
+        secrets=secrets_path if secret else "",
     )
     text = unit.drop_in(wanted)
     base, effective, unit_faults = look_at_unit(text, options, runner)
@@ -203,7 +210,10 @@ def prepare(
         f"{settings.num_parallel} x {settings.context_length}"
     )
     rules_path = rules_file(options.folder, unit.NAME, rules) if rules else ""
+    origins = {name: (value, origin) for name, (value, origin) in effective.environment.items() if name not in secret}
+    origins |= {name: (value, unit.Origin(secrets_path, line)) for line, (name, value) in enumerate(secret.items(), 1)}
     unused = [str(path) for path in sorted(Path(options.folder).glob(f"{unit.NAME}-*.nft")) if str(path) != rules_path]
+    unused += [secrets_path] if not secret and Path(secrets_path).exists() else []
     return Prepared(
         {
             "version": settings.version,
@@ -211,13 +221,15 @@ def prepare(
             "dropin": text,
             "dropin_path": str(options.unit_folder / f"{unit.SERVICE}.d" / unit.DROPIN),
             "binary": options.binary,
-            "environment": {name: _shown(value) for name, value in environment.items()},
+            "environment": {name: _shown(value) for name, value in {**environment, **secret}.items()},
             "effective_environment": [
                 {"name": name, "value": _shown(value), "file": origin.path, "line": origin.line}
-                for name, (value, origin) in sorted(effective.environment.items())
+                for name, (value, origin) in sorted(origins.items())
             ],
             "files": [{"path": rules_path, "content": rules}] if rules else [],
             "absent_files": unused,
+            "secrets_file": secrets_path if secret else None,
+            "secret_names": list(secret),
             "conflicts": list(settings.conflicts),
             "client_filter": "nftables" if rules else None,
             "account_exists": account_exists,
@@ -239,7 +251,8 @@ def prepare(
 
 def _shown(value: str) -> str:
     """A value for results, without a login that an address in it may hold."""
-    return re.sub(r"(?<=://)[^\s/]*@", "...@", value)
+    found = variables.login(value)
+    return value.replace(found, "...@") if found else value
 
 
 def _invalid(subject: str, message: str, remedy: str) -> Fault:

@@ -56,7 +56,8 @@ class Unit:
     many seconds their device nodes are waited for, 0 not at all.
     ``unset`` are variables that it must not have, whoever sets them. ``writable`` are folders that the service writes
     to. ``conflicts`` are units that are stopped when it starts, and stop it when they do. ``ruleset`` is the file that
-    nftables reads before each start, empty for none.
+    nftables reads before each start, empty for none. ``secrets`` is a file of variables that only root reads, empty for
+    none.
     """
 
     binary: str
@@ -73,6 +74,7 @@ class Unit:
     writable: Sequence[str] = ()
     conflicts: Sequence[str] = ()
     ruleset: str = ""
+    secrets: str = ""
 
     @property
     def start_seconds(self) -> int:
@@ -125,6 +127,7 @@ def drop_in(unit: Unit) -> str:
         f"Group={unit.user}",
         # Files of variables would win over what is said here.
         "EnvironmentFile=",
+        *([f"EnvironmentFile={unit.secrets.replace('%', '%%')}"] if unit.secrets else []),
         *(f"Environment={quote_assignment(name, value)}" for name, value in sorted(unit.environment.items())),
         *([f"UnsetEnvironment={' '.join(unit.unset)}"] if unit.unset else []),
         f"StateDirectory={NAME}",

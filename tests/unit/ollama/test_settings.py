@@ -251,11 +251,37 @@ def test_ipv6(played: Played) -> None:
     assert found.results["base_url"].startswith("http://[::1]:")
 
 
+@pytest.mark.parametrize(
+    "address", ["http://user:geheim@proxy:3128", "user:geheim@proxy:3128", "http://u:geheim%2F1@p:1"]
+)
+def test_a_login_is_in_no_file_that_everybody_reads(played: Played, address: str) -> None:
+    plain = played.judge(environment={"NO_PROXY": "localhost", "HTTP_PROXY": "http://proxy:3128"})
+    assert (plain.results["secrets_file"], plain.results["secret_names"]) == (None, [])
+    assert "EnvironmentFile=/" not in plain.results["dropin"]
+    found = played.judge(environment={"HTTPS_PROXY": address, "NO_PROXY": "localhost"})
+    assert found.faults == []
+    assert "geheim" not in repr(found)
+    path = str(played.root / "etc" / "secrets.env")
+    assert (found.results["secrets_file"], found.results["secret_names"]) == (path, ["HTTPS_PROXY"])
+    assert f"EnvironmentFile={path}" in found.results["dropin"].splitlines()
+    (entry,) = [entry for entry in found.results["effective_environment"] if entry["name"] == "HTTPS_PROXY"]
+    assert entry["file"] == path
+    Path(path).parent.mkdir()
+    Path(path).write_text("old", encoding="ascii")
+    assert played.judge().results["absent_files"] == [path]
+
+
+@pytest.mark.parametrize("secret", ["geheim/1", 'geheim"1', "geheim 1", "geheim@1", "geheim\\1"])
+def test_a_login_that_no_address_can_have_is_refused_and_not_shown(played: Played, secret: str) -> None:
+    found = played.judge(environment={"HTTPS_PROXY": f"http://user:{secret}@proxy:3128"})
+    assert codes(found) == ["ollama_variable_invalid"]
+    assert "%40" in found.faults[0].remedy
+    assert "geheim" not in repr(found)
+
+
 def test_a_login_in_an_address_is_not_shown(played: Played) -> None:
     found = played.judge(environment={"HTTPS_PROXY": "http://user:geheim@proxy:3128"})
-    assert "geheim" in found.results["dropin"]
-    shown = {key: value for key, value in found.results.items() if key != "dropin"}
-    assert "geheim" not in json.dumps(shown)
+    assert "geheim" not in json.dumps(found.results)
     assert variables(found)["HTTPS_PROXY"] == "http://...@proxy:3128"
 
 
