@@ -439,6 +439,8 @@ def processes(state: dict[str, Any], gpus: Sequence[dict[str, Any]]) -> list[dic
             words = (entry / "cmdline").read_bytes().rstrip(b"\0").split(b"\0")
         except OSError:
             continue
+        if not _of_this_machine(entry):
+            continue
         line = " ".join(word.decode("utf-8", "replace") for word in words)
         for engine in state["engines"]:
             # A shell or an editor that merely names the program is not the program.
@@ -459,6 +461,15 @@ def processes(state: dict[str, Any], gpus: Sequence[dict[str, Any]]) -> list[dic
             if gpu["slot"] == fault["gpu"]:
                 found.append({"gpu": gpu, "pid": fault["pid"], "name": fault["name"], "mib": fault["mib"]})
     return found
+
+
+def _of_this_machine(process: Path) -> bool:
+    """Whether a process has our namespace of processes. On the host of lab machines theirs are in /proc too, and are on
+    cards of their own."""
+    try:
+        return (process / "ns/pid").readlink() == Path("/proc/self/ns/pid").readlink()
+    except OSError:
+        return True
 
 
 def _visible(process: Path) -> set[str] | None:

@@ -10,6 +10,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -216,6 +217,28 @@ def test_memory_is_attributed_to_a_running_engine(machine):
         process.kill()
         process.wait()
     assert machine.smi(*query).out == ""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="a namespace of processes is made by root alone")
+def test_an_engine_of_another_machine_is_on_other_cards(machine):
+    """On the host of lab machines their processes are seen as well, by a namespace of their own."""
+    engine = machine.state.parent / "llama-server"
+    shutil.copy(shutil.which("sleep"), engine)
+    machine.edit(lambda state: state.update(engines=[{"match": f"^{engine}( |$)", "mib_per_card": 19968}]))
+    process = subprocess.Popen(["unshare", "--pid", "--fork", "--kill-child", str(engine), "600"])
+    try:
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+        for _ in range(200):
+            names = [Path(f"/proc/{child}/comm").read_text().strip() for child in children.read_text().split()]
+            if names == ["llama-server"]:
+                break
+            time.sleep(0.05)
+        else:
+            pytest.fail("the engine did not start")
+        assert machine.smi("--query-compute-apps=pid", "--format=csv,noheader").out == ""
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_an_engine_holds_only_the_cards_that_it_may_see(machine):
