@@ -1,9 +1,11 @@
-"""llama-server and Ollama (the stand-in) on one machine: one has the GPUs, the other stands by, and back again."""
+"""llama-server and Ollama (the stand-in) on one machine, through ansible-runner: one has the GPUs, the other stands by.
+
+Scenario switch_engine has the rest: instances, a start by hand, and a switch that is taken back.
+"""
 
 from __future__ import annotations
 
 import json
-import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
@@ -23,19 +25,6 @@ def served(bench: Bench) -> Iterator[None]:
     assert bench.converge().status == 0
     yield
     assert bench.converge("--tags", "serve").status == 0
-
-
-@pytest.fixture
-def standin(bench: Bench) -> Iterator[Any]:
-    """Tells the stand-in what to do wrong; afterwards it does nothing wrong any more."""
-    path = "/etc/ollama-standin.json"
-    usual = json.loads(bench.exec("cat", path))
-
-    def do(**wrong: Any) -> None:
-        bench.exec("sh", "-c", f"echo '{json.dumps({**usual, **wrong})}' > {path}")
-
-    yield do
-    do()
 
 
 def states(bench: Bench) -> dict[str, tuple[str, str]]:
@@ -83,15 +72,6 @@ def test_verify_takes_the_other_engine_as_standing_by(bench: Bench) -> None:
     assert "100% of it on the GPUs" in converged.output
 
 
-def test_a_start_of_the_other_engine_by_hand_takes_the_gpus(bench: Bench) -> None:
-    """systemd itself keeps the two apart, whoever starts one."""
-    bench.exec("systemctl", "start", "llama-server")
-    assert states(bench) == {"llama-server": ("active", "disabled"), "ollama": ("inactive", "enabled")}
-    assert on_the_gpus(bench) == {"llama-server"}
-    bench.exec("systemctl", "start", "ollama")
-    assert states(bench) == {"llama-server": OFF, "ollama": ON}
-
-
 def test_and_back_by_the_same_variable(bench: Bench) -> None:
     converged = bench.converge("-e", "volta_primary_engine=llama_server")
     assert converged.status == 0, converged.output[-3000:]
@@ -104,35 +84,8 @@ def test_and_back_by_the_same_variable(bench: Bench) -> None:
     assert (again.status, again.host["changed"]) == (0, 0)
 
 
-def test_both_are_kept_set_up_and_one_serves(bench: Bench) -> None:
-    converged = bench.converge("--tags", "serve", variables={"volta_engines": ["llama_server", "ollama"]})
-    assert (converged.status, converged.host["changed"]) == (0, 0), converged.output[-3000:]
-    assert states(bench) == {"llama-server": ON, "ollama": OFF}
-
-
 def switch(bench: Bench, engine: str) -> Converged:
     return bench.converge(*SWITCH, "-e", f"engine={engine}")
-
-
-def test_the_playbook_switches_in_both_directions(bench: Bench) -> None:
-    converged = switch(bench, "ollama")
-    assert converged.status == 0, converged.output[-3000:]
-    assert states(bench) == {"llama-server": OFF, "ollama": ON}
-    assert on_the_gpus(bench) == {"ollama"}
-    assert switch(bench, "ollama").host["changed"] == 0
-    converged = switch(bench, "llama_server")
-    assert converged.status == 0, converged.output[-3000:]
-    assert states(bench) == {"llama-server": ON, "ollama": OFF}
-    assert on_the_gpus(bench) == {"llama-server"}
-
-
-@pytest.mark.parametrize("wrong", ["cpu_fallback", "abort_in_warmup"])
-def test_a_switch_to_an_engine_that_does_not_serve_is_taken_back(bench: Bench, standin: Any, wrong: str) -> None:
-    standin(**{wrong: True})
-    for converged in (switch(bench, "ollama"), bench.converge("--tags", "serve", "-e", "volta_primary_engine=ollama")):
-        assert converged.status == 1
-        assert states(bench) == {"llama-server": ON, "ollama": OFF}
-    assert converged.codes[0] in ("ollama_on_cpu", "ollama_partly_on_cpu", "ollama_runner_crashed")
 
 
 def test_an_engine_is_not_guessed(bench: Bench) -> None:
@@ -150,10 +103,3 @@ def test_a_variable_that_ollama_does_not_have_is_one_message_before_all_else(ben
     assert "ollama_gpus" in fault["remedy"]
     assert "num_gpu" in fault["remedy"]
     assert converged.roles <= {"plan", "(play)"}
-
-
-def test_nobody_else_reaches_ollama(bench: Bench) -> None:
-    """It has no key, so it listens on loopback."""
-    assert switch(bench, "ollama").status == 0
-    with pytest.raises(OSError, match="refused"):
-        urllib.request.urlopen(f"http://{bench.address}:11434/api/tags", timeout=10)
