@@ -51,6 +51,8 @@ BYTES_OF_32 = {
 ENDED = re.compile(r"has terminated|no longer running|unexpectedly stopped|error starting (?:runner|llama-server)")
 #: Nothing that a service is told lasts as long, and "for ever" lasts longer.
 FOR_EVER_S = 10 * 365 * 86400.0
+#: A model that stays for less is loaded once more, to be looked at.
+LEAST_LEFT_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,10 @@ class Probe:
                 self.finding.proved_before = True
                 return faults + (self._judge(before, False) if before else self._log_faults(self._said(), None))
             self._load()
-            faults += self._judge(self._entry() or self._kept())
+            entry = self._entry()
+            # One that is about to go would be gone from the cards before they are looked at.
+            left = remaining(entry) if entry else 0.0
+            faults += self._judge(entry if entry and (left is None or left >= LEAST_LEFT_S) else self._kept())
             faults += self._check_answer()
             faults += self._check_long_prompt()
             faults += self._check_keep_alive()

@@ -263,6 +263,28 @@ def test_how_long_a_model_stays_is_compared(lab: Callable[..., Lab], told: str, 
     assert made.found.gpu_share == 1.0
 
 
+def test_a_model_that_is_about_to_go_is_loaded_for_longer(
+    lab: Callable[..., Lab], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Told to keep nothing, a service still lists the model for a moment; on the cards it may be gone by then."""
+    made = lab(environment={**CONTEXT, "OLLAMA_KEEP_ALIVE": "0"})
+    usual = Probe._entry
+    looks: list[int] = []
+
+    def leaving(self: Probe) -> dict[str, Any] | None:
+        looks.append(1)
+        # The first look is before the load.
+        if len(looks) != 2:
+            return usual(self)
+        now = datetime.now(timezone.utc).isoformat()
+        return {"model": "volta-small:latest", "size": 1, "size_vram": 1, "context_length": 8192, "expires_at": now}
+
+    monkeypatch.setattr(Probe, "_entry", leaving)
+    assert made.examine(keep_alive="0") == []
+    assert made.found.size is not None
+    assert made.found.size > 1
+
+
 def test_a_time_that_another_request_asked_for_proves_nothing(lab: Callable[..., Lab]) -> None:
     import ollama
 
