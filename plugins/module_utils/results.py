@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NoReturn, Protocol
 
 from .faults import Fault, as_text, by_severity, in_variables, is_fatal
@@ -19,15 +19,21 @@ class ModuleLike(Protocol):
     def fail_json(self, msg: str, **kwargs: Any) -> NoReturn: ...
 
 
-def as_shown(module: ModuleLike, faults: Iterable[Fault]) -> list[Fault]:
-    """Most serious first, in the words of the role that called the module (its option C(variable_prefix))."""
-    options = [name for name in module.params if name != "variable_prefix"]
+def as_shown(module: ModuleLike, faults: Iterable[Fault], variables: Collection[str] = ()) -> list[Fault]:
+    """Most serious first, in the words of the role that called the module (its option C(variable_prefix)).
+
+    ``variables`` are options that have the names of variables as it is.
+    """
+    options = [name for name in module.params if name != "variable_prefix" and name not in variables]
     return in_variables(by_severity(faults), module.params.get("variable_prefix") or "", options)
 
 
-def finish(module: ModuleLike, faults: Iterable[Fault], **results: Any) -> NoReturn:
-    """Exit with ``results`` and ``faults`` (list of dicts); fail when a fault is more than a warning."""
-    ordered = as_shown(module, faults)
+def finish(module: ModuleLike, faults: Iterable[Fault], /, variables: Collection[str] = (), **results: Any) -> NoReturn:
+    """Exit with ``results`` and ``faults`` (list of dicts); fail when a fault is more than a warning.
+
+    ``variables``: see as_shown.
+    """
+    ordered = as_shown(module, faults, variables)
     results["faults"] = [fault.as_dict() for fault in ordered]
     fatal = [fault for fault in ordered if is_fatal(fault)]
     if fatal:

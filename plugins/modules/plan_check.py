@@ -330,6 +330,7 @@ def main() -> None:
     finish(
         module,
         verdict.faults,
+        variables=("ollama", "ollama_environment", "ollama_models"),
         changed=False,
         table=verdict.lines,
         model=verdict.model,

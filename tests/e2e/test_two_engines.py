@@ -108,6 +108,7 @@ def test_a_variable_that_ollama_does_not_have_is_one_message_before_all_else(ben
     assert converged.status == 1
     assert converged.codes == ["ollama_variable_unknown"]
     (fault,) = converged.host["faults"]
+    assert fault["subject"] == "ollama_environment: OLLAMA_NUM_GPU"
     assert "ollama_gpus" in fault["remedy"]
     assert "num_gpu" in fault["remedy"]
     assert converged.roles <= {"plan", "(play)"}

@@ -102,3 +102,13 @@ def test_a_code_means_one_thing_whichever_part_reports_it() -> None:
     assert Catalogue("there", [shared]).fault("one_meaning", "x", "y", "z").code == "one_meaning"
     with pytest.raises(ValueError, match="one_meaning of elsewhere has another meaning"):
         Catalogue("elsewhere", [replace(shared, severity="critical")])
+
+
+def test_an_option_that_has_a_variable_s_name_keeps_it() -> None:
+    """plan_check asks about two roles; one of them gives its variables by their names."""
+    fault = Fault("some_code", "web_host: X", "", "Write `web_host`, or `port`.")
+    params = {"variable_prefix": "srv_", "web_host": "", "port": 1}
+    with pytest.raises(Ended) as end:
+        finish(Module(**params), [fault], variables=("web_host",))
+    (shown,) = end.value.results["faults"]
+    assert (shown["subject"], shown["remedy"]) == ("web_host: X", "Write `web_host`, or `srv_port`.")
