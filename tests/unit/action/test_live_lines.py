@@ -136,14 +136,14 @@ def test_a_poll_of_a_running_job(tmp_path: Path) -> None:
 
 
 def test_a_poll_of_nothing(tmp_path: Path) -> None:
-    poll = read_poll(ask(poll_command(str(tmp_path / "j5.6"), str(tmp_path / "none"))))
+    poll = read_poll(ask(poll_command(str(tmp_path / "j918273645546.6"), str(tmp_path / "none"))))
     assert poll.progress is None
     assert poll.job == ""
     assert not poll.alive
 
 
 def test_an_answer_cut_short_is_no_answer(tmp_path: Path) -> None:
-    whole = ask(poll_command(str(tmp_path / "j5.6"), None))
+    whole = ask(poll_command(str(tmp_path / "j918273645546.6"), None))
     assert read_poll(whole) is not None
     assert read_poll(whole[: whole.rindex("@volta-end@")]) is None
     assert read_poll("") is None
@@ -159,7 +159,7 @@ def test_banners_and_carriage_returns_do_no_harm(tmp_path: Path) -> None:
 
 
 def test_cleanup_takes_both_files_and_nothing_else(tmp_path: Path) -> None:
-    names = ["j5.6", "a b.progress", "j5.66"]
+    names = ["j918273645546.6", "a b.progress", "j918273645546.66"]
     for name in names:
         (tmp_path / name).write_text("x")
     ask(cleanup_command(str(tmp_path / names[0]), str(tmp_path / names[1])))
