@@ -96,7 +96,7 @@ class Standin:
         self._log = folder / "serve.log"
         release = make_release(folder, version, ("tgz",), libraries=libraries, broken=broken)
         with tarfile.open(release.files["tgz"]) as archive:
-            archive.extractall(folder / "release")
+            archive.extractall(folder / "release", filter="tar")
         tools = folder / "tools"
         tools.mkdir()
         self.environment = {
