@@ -96,7 +96,8 @@ class Standin:
         self._log = folder / "serve.log"
         release = make_release(folder, version, ("tgz",), libraries=libraries, broken=broken)
         with tarfile.open(release.files["tgz"]) as archive:
-            archive.extractall(folder / "release", filter="tar")
+            # Python 3.13 warns where none is named, and the oldest 3.10 knows none.
+            archive.extractall(folder / "release", **({"filter": "tar"} if hasattr(tarfile, "tar_filter") else {}))
         tools = folder / "tools"
         tools.mkdir()
         self.environment = {
