@@ -20,7 +20,7 @@ from ..nvidia.inventory import loaded_version, pci_devices
 from ..serving import memory
 from ..serving.account import check_account
 from ..serving.arguments import Surroundings, reachable_host, visible_gpus
-from ..serving.clients import networks, ruleset
+from ..serving.clients import container_networks, containers_kept_out, networks, ruleset
 from ..serving.dropins import drop_ins, lines_of, overridden
 from ..serving.preparation import Prepared, check_address, check_port, rules_file
 from ..serving.service import UNIT_FOLDER, Status, status
@@ -155,6 +155,8 @@ def prepare(
     admitted, client_faults = networks(settings.allowed_clients)
     faults += client_faults
     filtered = bool(admitted) and not client_faults and not is_loopback(settings.host)
+    if filtered:
+        faults += containers_kept_out(admitted, container_networks(runner))
     rules = ruleset(unit.NAME, settings.port, admitted, "ollama") if filtered else ""
 
     given, variable_faults, variable_notes = variables.check(settings.environment, version, settings.version)

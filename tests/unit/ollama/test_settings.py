@@ -44,6 +44,8 @@ class Played:
     fragment: str = ""
     drop_ins: list[str] = field(default_factory=list)
     no_systemd: bool = False
+    #: What `ip -json address show` says; empty where there is no such program.
+    links: str = ""
 
     @property
     def units(self) -> Path:
@@ -93,6 +95,8 @@ class Played:
             assert argv[1] == "show"
             values = {"FragmentPath": self.fragment, "DropInPaths": " ".join(self.drop_ins), "ActiveState": "inactive"}
             return Completed(words, 0, stdout="\n".join(f"{key}={value}" for key, value in values.items()))
+        if argv[0] == "ip" and self.links:
+            return Completed(words, 0, stdout=self.links)
         return Completed(words, None, missing=True)
 
     def judge(self, here: Machine | None = None, **settings: Any) -> Prepared:
@@ -368,6 +372,16 @@ def test_allowed_clients_are_enforced_by_rules_of_its_own(played: Played) -> Non
     assert played.judge().results["absent_files"] == [str(old)]
     # On loopback nobody else gets there.
     assert played.judge(allowed_clients=["192.168.10.0/24"]).results["client_filter"] is None
+
+
+def test_containers_that_the_rules_keep_away(played: Played) -> None:
+    """As for llama-server: clients such as Dify often run in containers on the machine itself."""
+    address = {"local": "172.17.0.1", "prefixlen": 16, "scope": "global"}
+    played.links = json.dumps([{"ifname": "docker0", "addr_info": [address]}])
+    code, subject, text = only(played.judge(host="0.0.0.0", allowed_clients=["192.168.10.0/24"]))
+    assert (code, subject) == ("containers_kept_out", "allowed_clients")
+    assert "add 172.17.0.0/16 to `allowed_clients`" in text
+    assert codes(played.judge(host="0.0.0.0", allowed_clients=["172.16.0.0/12"])) == []
 
 
 @pytest.mark.parametrize("clients", [["10.0.0.0/99"], ["0.0.0.0/0"]])

@@ -19,6 +19,7 @@ import pytest
 from ansible_collections.volta.llm.plugins.module_utils.catalogue_models import find_model
 from ansible_collections.volta.llm.plugins.module_utils.gguf.saved import render as render_gguf
 from ansible_collections.volta.llm.plugins.module_utils.machine import Completed, Machine, run
+from ansible_collections.volta.llm.plugins.module_utils.serving import preparation
 from ansible_collections.volta.llm.plugins.module_utils.serving.arguments import Settings
 from ansible_collections.volta.llm.plugins.module_utils.serving.clients import networks
 from ansible_collections.volta.llm.plugins.module_utils.serving.model_file import inspect, stem
@@ -34,6 +35,15 @@ from ansible_collections.volta.llm.plugins.module_utils.serving.preparation impo
 from ansible_collections.volta.llm.plugins.module_utils.transfer.store import Places, Stamp
 
 HELP = Path(__file__).parents[1] / "fixtures/engine/llama-server-0.5.0-dev-help.txt"
+
+
+@pytest.fixture(autouse=True)
+def no_containers_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Docker may be on the machine that runs the tests; only with_docker is asked for its bridges."""
+    usual = preparation.container_networks
+    monkeypatch.setattr(
+        preparation, "container_networks", lambda runner: usual(runner) if runner is with_docker else {}
+    )
 
 
 @pytest.fixture
