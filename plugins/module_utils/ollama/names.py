@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..faults import FaultError
-from ..transfer.ollama_store import HOST, NAMESPACE, TAG
+from ..transfer.ollama_store import HOST, NAMESPACE, split_name
 from .catalogue import fault
 
 #: What each part may hold beside letters, digits and _, in words, and its length. The first is a letter, digit or _.
@@ -60,12 +60,10 @@ def parse_name(text: str) -> Name:
         raise _invalid(text, "it is an address", f"{_FORM} A registry without TLS is asked over http with insecure.")
     if "@" in text:
         raise _invalid(text, "it holds a digest", f"{_FORM} What the model must be goes into digest, beside the name.")
-    rest, _, tag = text.rpartition(":") if text.rfind(":") > text.rfind("/") else (text, "", TAG)
-    words = rest.split("/")
-    if len(words) > 3:
-        raise _invalid(text, f"it has {len(words)} parts between '/', at most three are possible", _FORM)
-    host, namespace, model = [HOST, NAMESPACE, ""][: 3 - len(words)] + words
-    name = Name(host, namespace, model, tag)
+    parts = split_name(text)
+    if len(parts) != 4:
+        raise _invalid(text, f"it has {len(parts) - 1} parts between '/', at most three are possible", _FORM)
+    name = Name(*parts)
     for label, part in zip(_PARTS, (name.host, name.namespace, name.model, name.tag), strict=True):
         pattern, others = _PARTS[label]
         if not part:

@@ -25,7 +25,7 @@ from typing import Any
 from ..faults import Fault, FaultError, is_fatal
 from ..files import replace_file
 from ..machine import Machine, Runner, run
-from ..serving.listener import listeners, unit_of
+from ..serving.listener import foreign, unit_of
 from ..serving.probe import judge_answer
 from ..serving.service import full_name, journal_tail, status
 from .catalogue import fault
@@ -220,15 +220,13 @@ class Probe:
         if unit is None:
             return []
         self.finding.pid = status(unit, self._run).pid
-        holders = [item for item in listeners(self._here, self.question.port) if item.pid is not None]
-        if not holders or any(item.pid == self.finding.pid for item in holders):
+        found = foreign(self._here, self.question.port, self.finding.pid)
+        if found is None:
             return []
-        service = f"the service is pid {self.finding.pid}" if self.finding.pid else "the service does not run"
         return [
             fault(
                 "foreign_listener",
-                f"{holders[0].address}:{self.question.port}",
-                f"held by {holders[0].owner}; {service}",
+                *found,
                 "Stop that program (an `ollama serve` started by hand is one), or give the service another port.",
             )
         ]

@@ -115,12 +115,6 @@ class Expected:
     context: int | None = None
     size: int | None = None
 
-    @property
-    def asks_server(self) -> bool:
-        return any(
-            value is not None for value in (self.architecture, self.parameter_size, self.quantization, self.context)
-        )
-
 
 def details_of(answer: Mapping[str, Any]) -> dict[str, Any]:
     """What C(/api/show) tells of a model; null is unknown."""

@@ -84,6 +84,16 @@ def in_the_way(found: Iterable[Listener], host: str) -> list[Listener]:
     return hits
 
 
+def foreign(machine: Machine, port: int, pid: int | None) -> tuple[str, str] | None:
+    """Address and holder of a port on which another program than the service (main process ``pid``) listens, ready for
+    a fault; null where the service has it, or nobody."""
+    holders = [item for item in listeners(machine, port) if item.pid is not None]
+    if not holders or any(item.pid == pid for item in holders):
+        return None
+    service = f"the service is pid {pid}" if pid else "the service does not run"
+    return f"{holders[0].address}:{port}", f"held by {holders[0].owner}; {service}"
+
+
 def unit_of(machine: Machine, pid: int) -> str | None:
     """The systemd unit of a process, from its control group; null where there is none."""
     for line in (machine.read(f"/proc/{pid}/cgroup") or "").splitlines():

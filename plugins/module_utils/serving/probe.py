@@ -28,7 +28,7 @@ from ..faults import Fault, FaultError
 from ..machine import Machine, Runner, run
 from . import calibration, ignored
 from .catalogue import CATALOGUE
-from .listener import listeners
+from .listener import foreign
 from .mapped import outdated
 from .service import Status, journal_tail, status
 
@@ -341,15 +341,12 @@ class Probe:
             return None
         now = self._status()
         self.finding.pid, self._started = now.pid, now.started
-        port = self.question.port
-        holders = [item for item in listeners(self._here, port) if item.pid is not None]
-        if not holders or any(item.pid == self.finding.pid for item in holders):
+        found = foreign(self._here, self.question.port, self.finding.pid)
+        if found is None:
             return None
-        service = f"the service is pid {self.finding.pid}" if self.finding.pid else "the service does not run"
         return CATALOGUE.fault(
             "foreign_listener",
-            f"{holders[0].address}:{port}",
-            f"held by {holders[0].owner}; {service}",
+            *found,
             "Stop that program, or give the service another port; requests reach the program, not the service.",
         )
 

@@ -49,17 +49,22 @@ class Partials:
 
 def manifest_path(model: str) -> Path | None:
     """Where the manifest of ``[host/][namespace/]name[:tag]`` lies below the store; null for what is no such name."""
-    rest, _, tag = model.partition(":") if ":" in model.rpartition("/")[2] else (model, "", TAG)
-    if ":" in model.rpartition("/")[2]:
-        rest, _, tag = model.rpartition(":")
-    words = rest.split("/")
-    if len(words) > 3:
+    parts = split_name(model)
+    if len(parts) != 4:
         return None
-    parts = [*[HOST, NAMESPACE][: 3 - len(words)], *words]
     # A port is part of a host: localhost:5000/team/model.
-    if not re.fullmatch(r"[A-Za-z0-9.-]+(:\d+)?", parts[0]) or not all(map(_WORD.fullmatch, [*parts[1:], tag])):
+    if not re.fullmatch(r"[A-Za-z0-9.-]+(:\d+)?", parts[0]) or not all(map(_WORD.fullmatch, parts[1:])):
         return None
-    return Path("manifests", *parts, tag)
+    return Path("manifests", *parts)
+
+
+def split_name(model: str) -> list[str]:
+    """Host, namespace, name and tag, as Ollama takes them where they are left out; more parts where there are too many.
+    Whether each can be such a part is not looked at."""
+    # A colon before the last slash is a port's.
+    rest, _, tag = model.rpartition(":") if model.rfind(":") > model.rfind("/") else (model, "", TAG)
+    words = rest.split("/")
+    return [*[HOST, NAMESPACE][: max(0, 3 - len(words))], *words, tag]
 
 
 def find_blob(model: str, store: str | None = None, stores: Iterable[str] = STORES) -> Blob:
