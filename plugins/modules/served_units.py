@@ -112,76 +112,81 @@ servers:
     stands_by:
       description: Whether it is stopped and not enabled, as it is to be while the other engine serves.
       type: bool
-ollama:
-  description: Ollama, where role C(ollama) has set it up; null elsewhere.
+engines:
+  description: All units by engine.
   returned: always
   type: dict
   contains:
-    name:
-      description: Unit without its ending.
-      type: str
-    base_url:
-      description: Where a client on the machine itself reaches it, ending in C(/v1).
-      type: str
-    root_url:
-      description: The same without C(/v1), for Ollama's own API.
-      type: str
-    host:
-      description: Address it listens on.
-      type: str
-    port:
-      description: TCP port.
-      type: int
-    backend:
-      description: V(cuda) or V(cpu).
-      type: str
-    parallel:
-      description: Requests at once.
-      type: int
-    context_per_request:
-      description: Tokens of one request.
-      type: int
-    has_keys:
-      description: Always false, Ollama has none.
-      type: bool
-    api_key_file:
-      description: Always empty.
-      type: str
-    models_directory:
-      description: Folder of its models.
-      type: str
-    alias:
-      description: The first of C(models) for clients to ask for; empty where there is none.
-      type: str
-    models:
-      description: Names of the models in it.
+    llama_server:
+      description: As RV(servers).
       type: list
-      elements: str
-    state:
-      description: What systemd says of it.
-      type: str
-    running:
-      description: Whether it runs, or is on its way.
-      type: bool
-    since:
-      description: When it last became ready. Null when it never did.
-      type: str
-    restarts:
-      description: How often systemd has started it again by itself. Null when that is not known.
-      type: int
-    status_text:
-      description: What the unit says of itself.
-      type: str
-    at_boot:
-      description: Whether it is started at boot.
-      type: bool
-    stands_by:
-      description: Whether it is stopped and not enabled, as it is to be while the other engine serves.
-      type: bool
-engines:
-  description: The same by engine, C(llama_server) and C(ollama), each a list.
-  returned: always
-  type: dict
+      elements: dict
+    ollama:
+      description: Ollama, where role C(ollama) has set it up; empty elsewhere.
+      type: list
+      elements: dict
+      contains:
+        name:
+          description: Unit without its ending.
+          type: str
+        base_url:
+          description: Where a client on the machine itself reaches it, ending in C(/v1).
+          type: str
+        root_url:
+          description: The same without C(/v1), for Ollama's own API.
+          type: str
+        host:
+          description: Address it listens on.
+          type: str
+        port:
+          description: TCP port.
+          type: int
+        backend:
+          description: V(cuda) or V(cpu).
+          type: str
+        parallel:
+          description: Requests at once.
+          type: int
+        context_per_request:
+          description: Tokens of one request.
+          type: int
+        has_keys:
+          description: Always false, Ollama has none.
+          type: bool
+        api_key_file:
+          description: Always empty.
+          type: str
+        models_directory:
+          description: Folder of its models.
+          type: str
+        alias:
+          description: The first of C(models) for clients to ask for; empty where there is none.
+          type: str
+        models:
+          description: Names of the models in it.
+          type: list
+          elements: str
+        state:
+          description: What systemd says of it.
+          type: str
+        running:
+          description: Whether it runs, or is on its way.
+          type: bool
+        since:
+          description: When it last became ready. Null when it never did.
+          type: str
+        restarts:
+          description: How often systemd has started it again by itself. Null when that is not known.
+          type: int
+        status_text:
+          description: What the unit says of itself.
+          type: str
+        at_boot:
+          description: Whether it is started at boot.
+          type: bool
+        stands_by:
+          description: Whether it is stopped and not enabled, as it is to be while the other engine serves.
+          type: bool
 faults:
   description: What is wrong with units and files, most serious first. The codes are listed in C(docs/faults.md).
   returned: always
@@ -220,7 +225,6 @@ def main() -> None:
     module.exit_json(
         changed=False,
         servers=[unit.server for unit in found],
-        ollama=next((unit.server for unit in others), None),
         engines={"llama_server": [unit.server for unit in found], "ollama": [unit.server for unit in others]},
         faults=[fault.as_dict() for fault in as_shown(module, faults if found or others else [served.missing(name)])],
     )

@@ -75,9 +75,9 @@ def report(
     rows = [("driver", _driver(driver)), ("GPUs", _gpus(gpus))]
     for server in served.get("servers") or []:
         rows += _server(server, probes.get(str(server["name"]), {}), faults)
-    beside = served.get("ollama")
-    if beside:
-        rows += _ollama(beside, probes.get(str(beside["name"]), {}))
+    beside = (served.get("engines") or {}).get("ollama") or []
+    for server in beside:
+        rows += _ollama(server, probes.get(str(server["name"]), {}))
     if not served.get("servers") and not beside:
         rows.append(("serving", "nothing"))
     width = max(len(head) for head, _ in rows)

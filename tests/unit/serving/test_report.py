@@ -203,7 +203,7 @@ OLLAMA = {
 
 
 def test_ollama_serves_and_llama_server_stands_by() -> None:
-    served = {"servers": [{**SERVER, "stands_by": True}], "ollama": OLLAMA, "faults": []}
+    served = {"servers": [{**SERVER, "stands_by": True}], "engines": {"ollama": [OLLAMA]}, "faults": []}
     probe = {"item": OLLAMA, "tokens_per_second": 71.2, "gpu_share": 1.0, "faults": []}
     found = verification({"results": []}, "gpu-1", DRIVER, GPUS, served, {"results": [probe]})
     assert found["ok"]
@@ -220,7 +220,7 @@ def test_ollama_serves_and_llama_server_stands_by() -> None:
 
 def test_what_is_wrong_with_ollama_counts() -> None:
     probe = {"item": OLLAMA, "tokens_per_second": None, "gpu_share": 0.5, "faults": [fault("ollama_partly_on_cpu")]}
-    served = {"servers": [], "ollama": OLLAMA, "faults": []}
+    served = {"servers": [], "engines": {"ollama": [OLLAMA]}, "faults": []}
     found = verification({"results": []}, "gpu-1", DRIVER, GPUS, served, {"results": [probe]})
     assert not found["ok"]
     assert "50% of it on the GPUs" in found["text"]
@@ -228,7 +228,7 @@ def test_what_is_wrong_with_ollama_counts() -> None:
 
 
 def test_ollama_without_a_model_is_not_nothing() -> None:
-    served = {"servers": [], "ollama": {**OLLAMA, "models": []}, "faults": []}
+    served = {"servers": [], "engines": {"ollama": [{**OLLAMA, "models": []}]}, "faults": []}
     found = verification({"results": []}, "gpu-1", DRIVER, GPUS, served, {"results": []})
     assert found["ok"]
     assert "no model yet" in found["text"]
