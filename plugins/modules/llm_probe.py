@@ -262,7 +262,7 @@ from ansible_collections.volta.llm.plugins.module_utils.results import finish
 from ansible_collections.volta.llm.plugins.module_utils.serving import calibration
 from ansible_collections.volta.llm.plugins.module_utils.serving.catalogue import CATALOGUE
 from ansible_collections.volta.llm.plugins.module_utils.serving.keys import USABLE, first_key
-from ansible_collections.volta.llm.plugins.module_utils.serving.probe import Probe, Question, own_address
+from ansible_collections.volta.llm.plugins.module_utils.serving.probe import Probe, Question, check_address, own_address
 from ansible_collections.volta.llm.plugins.module_utils.serving.service import full_name
 
 #: What means "not there yet" and is therefore no fault in check mode.
@@ -310,7 +310,8 @@ def main() -> None:
         supports_check_mode=True,
     )
     given = module.params
-    faults: list[Fault] = []
+    wrong = check_address(given["base_url"])
+    faults: list[Fault] = [wrong] if wrong else []
     key = given["api_key"]
     if key and not USABLE.fullmatch(key):
         problem = "it holds a space or a character beyond ASCII, which no header of HTTP takes"

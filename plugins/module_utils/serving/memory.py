@@ -36,6 +36,19 @@ FOREIGN_MIB = 256
 #: Micro-batch of the engine where none is set.
 UBATCH = 512
 FIT_SECONDS = 300.0
+#: Options that leave weights or cache in the host's memory, with the number of their values. The plan puts all on the
+#: cards; llama-fit-params takes these options as the server does.
+OFFLOADING = {
+    **dict.fromkeys(("-cmoe", "--cpu-moe", "-nkvo", "--no-kv-offload"), 0),
+    **dict.fromkeys(("-ncmoe", "--n-cpu-moe", "-ncffn", "--n-cpu-ffn", "-ot", "--override-tensor"), 1),
+}
+#: Options that bring further weights, which neither of the two counts.
+FURTHER = {
+    *("-mm", "--mmproj", "--lora", "--lora-scaled", "--control-vector", "--control-vector-scaled"),
+    *("-md", "--model-draft", "--spec-draft-model"),
+}
+#: Variables that decide which devices the engine sees and how it uses them; others may hold secrets.
+DEVICE_VARIABLE = re.compile(r"CUDA_|GGML_|NVIDIA_|LD_")
 
 
 @dataclass(frozen=True)
@@ -151,9 +164,15 @@ def count(
         return Counted([], [exc.fault], [])
     faults = [answer.fault] if answer.fault else []
     notes = list(answer.plan.notes)
+    moved = offloading(settings)
+    notes += [f"not counted: {word} of extra_args" for word in map(str, settings.extra_args) if word in FURTHER]
     engine, why = ask_engine(settings, computed, programs, runner) if programs is not None else ({}, "")
     if why:
         notes.append(why)
+    if moved:
+        faults = [fault for fault in faults if fault.code != "plan_does_not_fit"]
+        if not engine:
+            notes.append(f"{moved[0]} of extra_args leaves memory to the host: what remains on the cards is not known")
     placed = [gpu for gpu in answer.plan.per_gpu if gpu.layers]
     output = placed[-1].index if placed else 0
     logits = (settings.ubatch or UBATCH) - settings.parallel
@@ -164,10 +183,11 @@ def count(
         if theirs is not None and gpu.index == output:
             theirs = theirs.with_less_compute(excess)
         said = theirs.total + gpu.overhead_mib if theirs is not None else None
-        counted = max(gpu.total_mib, said or 0.0)
+        counted = said if moved and said is not None else max(gpu.total_mib, said or 0.0)
         more = (short or {}).get(card.uuid, 0.0)
         per_gpu.append(_entry(gpu, card, said, counted, more))
-        if gpu.layers and counted <= card.memory_mib < counted + more:
+        known = said is not None or not moved
+        if gpu.layers and known and counted <= card.memory_mib < counted + more:
             faults.append(
                 PLAN.fault(
                     "plan_does_not_fit",
@@ -178,7 +198,7 @@ def count(
                     f"{calibration.FILE}: it is measured anew.",
                 )
             )
-        if said is not None and gpu.fits and said > card.memory_mib:
+        if said is not None and (gpu.fits or moved) and said > card.memory_mib:
             faults.append(
                 PLAN.fault(
                     "plan_does_not_fit",
@@ -189,6 +209,16 @@ def count(
                 )
             )
     return Counted(per_gpu, faults, notes)
+
+
+def offloading(settings: Settings) -> list[str]:
+    """The words of ``extra_args`` that leave weights or cache in the host's memory, with their values."""
+    words = [str(word) for word in settings.extra_args]
+    found: list[str] = []
+    for at, word in enumerate(words):
+        if word in OFFLOADING:
+            found += words[at : at + 1 + OFFLOADING[word]]
+    return found
 
 
 def plan_settings(settings: Settings, gpus: Sequence[planning.Gpu], overhead_mib: float | None = None) -> PlanSettings:
@@ -248,13 +278,14 @@ def ask_engine(settings: Settings, computed: Plan, programs: str, runner: Runner
     if not program.is_file():
         return {}, "llama-fit-params is not installed: the memory is what the plan alone says"
     argv = [
-        *("env", *(f"{name}={value}" for name, value in computed.environment.items())),
+        *("env", *(f"{name}={value}" for name, value in computed.environment.items() if DEVICE_VARIABLE.match(name))),
         *(str(program), "--model", settings.model, "--ctx-size", str(computed.total_context)),
         *("--parallel", str(settings.parallel), "--n-gpu-layers", "999", "--fit-print", "on"),
     ]
     for name in ("--split-mode", "--tensor-split", "--cache-type-k", "--cache-type-v", "--flash-attn", "--ubatch-size"):
         if name in computed.argv:
             argv += [name, computed.argv[computed.argv.index(name) + 1]]
+    argv += offloading(settings)
     done = runner(argv, FIT_SECONDS)
     if not done.ok:
         return {}, f"llama-fit-params {done.why}: the memory is what the plan alone says"

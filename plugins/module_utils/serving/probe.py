@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import math
 import os
 import re
 import socket
@@ -37,6 +38,8 @@ PROMPT = "Reply with one short sentence."
 HEALTH_SECONDS = 10.0
 #: A piece of text that fills the answer this often is a repetition.
 REPETITIONS = 4
+#: The same where something else comes before it.
+TAIL_REPETITIONS = 8
 #: After this time a server has noticed that a connection was closed, and dropped its request.
 GONE_SECONDS = 2.0
 
@@ -66,7 +69,8 @@ class Question:
 
     @property
     def root(self) -> str:
-        return re.sub(r"(?:/v1)?/*$", "", self.base_url)
+        """The address without /v1, fit for messages: user and password are no part of it."""
+        return re.sub(r"(?:/v1)?/*$", "", re.sub(r"^(\w+://)?[^/]*@", r"\1", self.base_url))
 
     @property
     def port(self) -> int:
@@ -586,6 +590,25 @@ class Probe:
         return FaultError(CATALOGUE.fault(code, self.question.root, message, remedy))
 
 
+def check_address(base_url: str) -> Fault | None:
+    """What stands against an address of a server, if anything; the address is shown without user and password."""
+    try:
+        parts = urllib.parse.urlsplit(base_url)
+        sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        sound = False
+    shown = base_url.rpartition("@")[2]
+    if sound and shown == base_url and base_url.isprintable() and " " not in base_url:
+        return None
+    problem = "names a user, which llama-server does not know: it has keys" if sound and shown != base_url else ""
+    return CATALOGUE.fault(
+        "setting_invalid",
+        "base_url",
+        f"{shown!r} {problem or 'is no address of a server'}",
+        "Write it like http://127.0.0.1:8080/v1, and a key into `api_key`.",
+    )
+
+
 def own_address() -> str | None:
     """This machine's address towards others; null without a default route. Nothing is sent."""
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
@@ -599,22 +622,34 @@ def judge_answer(text: str | None, tokens: int | None) -> Fault | None:
     """Null for an answer that is text; HTTP 200 alone proves nothing (a broken attention kernel yields NULs)."""
     count = f"{tokens} tokens" if tokens is not None else "an unknown number of tokens"
     remedy = "Ask again by hand; if it stays so, the engine computes wrongly on this GPU: see docs/troubleshooting.md."
-    if text is None or not text.strip():
+    # Marks of a template and characters without width are no text.
+    shown = re.sub(r"</?think(?:ing)?>|[\u00ad\u200b-\u200f\u2060-\u2064\ufeff]", "", text or "")
+    if not shown.strip():
         return CATALOGUE.fault("empty_answer", "answer", f"no text in {count}", remedy)
-    broken = sum(1 for char in text if char == "\ufffd" or (char < " " and char not in "\t\r\n"))
-    if broken * 2 >= len(text):
-        what = f"{broken} of {len(text)} characters are NUL or other control characters"
+    broken = sum(1 for char in shown if char == "\ufffd" or (char < " " and char not in "\t\r\n"))
+    if broken * 2 >= len(shown):
+        what = f"{broken} of {len(shown)} characters are NUL or other control characters"
         return CATALOGUE.fault("garbled_answer", "answer", what, remedy)
-    for words in (text, text.strip(), text.strip() + " "):
-        period = _period(words)
+    for words in (shown, shown.strip(), shown.strip() + " "):
+        period = _periods(words)[-1]
         if period * REPETITIONS <= len(words):
             what = f"one piece of text repeated {len(words) // period} times"
             return CATALOGUE.fault("garbled_answer", "answer", what, remedy)
+    # A first token may come out right before the cache is read. Most of the text must be the repetition: a list or a
+    # ruled line at the end is none.
+    tail = shown.strip()[::-1]
+    for length, period in enumerate(_periods(tail), 1):
+        if length * 2 > len(tail) and period * TAIL_REPETITIONS <= length:
+            what = f"it ends in one piece of text repeated {length // period} times"
+            return CATALOGUE.fault("garbled_answer", "answer", what, remedy)
+    solid = "".join(shown.split())
+    if len(solid) >= TAIL_REPETITIONS and len(set(solid)) == 1:
+        return CATALOGUE.fault("garbled_answer", "answer", f"nothing but {solid[0]!r}, {len(solid)} times", remedy)
     return None
 
 
-def _period(text: str) -> int:
-    """Length of the shortest piece that ``text`` is repetitions of, the last perhaps cut short."""
+def _periods(text: str) -> list[int]:
+    """For each beginning of ``text``, the shortest piece that it is repetitions of, the last perhaps cut short."""
     # borders[i]: length of the longest proper prefix of text[:i + 1] that is also its suffix (Knuth, Morris, Pratt).
     borders = [0] * len(text)
     for at in range(1, len(text)):
@@ -622,7 +657,7 @@ def _period(text: str) -> int:
         while length and text[at] != text[length]:
             length = borders[length - 1]
         borders[at] = length + 1 if text[at] == text[length] else 0
-    return len(text) - borders[-1]
+    return [at + 1 - border for at, border in enumerate(borders)]
 
 
 def _gpu_unknown(message: str, remedy: str) -> Fault:
@@ -637,7 +672,7 @@ def _aliases(entry: dict[str, Any]) -> list[str]:
 def _whole(value: Any) -> int | None:
     try:
         return int(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         return None
 
 
@@ -648,6 +683,8 @@ def _read_completion(body: Any) -> tuple[str | None, int | None, float | None]:
     usage, timings, choices = body.get("usage"), body.get("timings"), body.get("choices")
     tokens = _whole(usage.get("completion_tokens")) if isinstance(usage, dict) else None
     rate = timings.get("predicted_per_second") if isinstance(timings, dict) else None
-    message = choices[0].get("message") if isinstance(choices, list) and choices else None
+    first = choices[0] if isinstance(choices, list) and choices else None
+    message = first.get("message") if isinstance(first, dict) else None
     parts = [message.get(key) or "" for key in ("reasoning_content", "content")] if isinstance(message, dict) else []
-    return "".join(map(str, parts)) or None, tokens, float(rate) if isinstance(rate, (int, float)) else None
+    speed = float(rate) if isinstance(rate, (int, float)) and math.isfinite(rate) else None
+    return "".join(map(str, parts)) or None, tokens, speed

@@ -224,6 +224,46 @@ def test_settings_reach_the_engine_s_tool(tmp_path: Path, machine: Machine) -> N
         assert wanted in words
 
 
+def test_no_secret_reaches_the_command_line_of_the_engine_s_tool(tmp_path: Path, machine: Machine) -> None:
+    """Everybody on a machine reads the arguments of its processes."""
+    variables = {"HF_TOKEN": "hf_demo", "GGML_CUDA_FORCE_MMQ": "1"}
+    _, (argv,) = count(tmp_path, machine, "CUDA0 1 1 1\n", environment=variables)
+    assert "GGML_CUDA_FORCE_MMQ=1" in argv
+    assert not any("hf_demo" in word for word in argv)
+
+
+TOO_MUCH = {"context_per_request": 40960, "parallel": 8}
+
+
+@pytest.mark.parametrize("words", [["--cpu-moe"], ["-ot", "exps=CPU"], ["--n-cpu-moe", "20"], ["--no-kv-offload"]])
+def test_what_is_left_to_the_host_is_not_counted_on_the_cards(
+    tmp_path: Path, machine: Machine, words: list[str]
+) -> None:
+    plain, _ = count(tmp_path, machine, **TOO_MUCH)
+    assert [fault.code for fault in plain.faults] == ["plan_does_not_fit"]
+    unknown, _ = count(tmp_path, machine, extra_args=words, **TOO_MUCH)
+    assert unknown.faults == []
+    assert any(f"{words[0]} of extra_args leaves memory to the host" in note for note in unknown.notes)
+    told, (argv,) = count(tmp_path, machine, "CUDA0 900 300 400\nCUDA1 900 300 400\n", extra_args=words, **TOO_MUCH)
+    assert told.faults == []
+    assert list(argv[-len(words) :]) == words
+    assert told.per_gpu[0]["counted_mib"] == told.per_gpu[0]["engine_mib"] < told.per_gpu[0]["planned_mib"]
+
+
+def test_what_is_left_to_the_host_may_still_be_too_little(tmp_path: Path, machine: Machine) -> None:
+    said = "CUDA0 90000 300 400\nCUDA1 900 300 400\n"
+    counted, _ = count(tmp_path, machine, said, extra_args=["--n-cpu-moe", "1"], **TOO_MUCH)
+    (fault,) = counted.faults
+    assert fault.code == "plan_does_not_fit"
+    assert "llama-fit-params counts" in fault.message
+
+
+def test_further_weights_are_said_not_to_be_counted(tmp_path: Path, machine: Machine) -> None:
+    counted, _ = count(tmp_path, machine, extra_args=["--mmproj", "/srv/p.gguf"])
+    assert counted.faults == []
+    assert "not counted: --mmproj of extra_args" in counted.notes
+
+
 def test_no_logits_are_taken_off_another_card(tmp_path: Path, machine: Machine) -> None:
     counted, _ = count(tmp_path, machine, "CUDA0 1000 0 30000\nCUDA1 100 0 100\n")
     large = counted.per_gpu[0]

@@ -20,7 +20,14 @@ import pytest
 from ansible_collections.volta.llm.plugins.module_utils.machine import Completed, Machine
 from ansible_collections.volta.llm.plugins.module_utils.serving import ignored
 from ansible_collections.volta.llm.plugins.module_utils.serving.catalogue import CATALOGUE
-from ansible_collections.volta.llm.plugins.module_utils.serving.probe import Finding, Probe, Question, judge_answer
+from ansible_collections.volta.llm.plugins.module_utils.serving.probe import (
+    Finding,
+    Probe,
+    Question,
+    _read_completion,
+    check_address,
+    judge_answer,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -193,6 +200,37 @@ def test_a_model_that_was_replaced_under_the_server(tmp_path: Path) -> None:
 def test_the_address_with_and_without_v1(tail: str) -> None:
     """E26 langgenius/dify#2448: the path doubled."""
     assert Question(base_url=f"http://h:1{tail}").root == "http://h:1"
+
+
+@pytest.mark.parametrize(
+    "address", ["http://127.0.0.1:8080/v1", "https://llm.example.org", "http://[::1]:8080/v1/", "HTTP://h:1"]
+)
+def test_addresses_that_can_be_asked(address: str) -> None:
+    assert check_address(address) is None
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        *(
+            "localhost:8080",
+            "h",
+            "",
+            "ftp://h",
+            "http://",
+            "http://h:0",
+            "http://h:port",
+            "http://[::1",
+            "http://h /v1",
+        ),
+        *("http://someone:secretpw@h:8080/v1", "someone:secretpw@h:8080/v1", "http://secretpw@h"),
+    ],
+)
+def test_addresses_that_cannot_be_asked_are_named_without_a_password(address: str) -> None:
+    fault = check_address(address)
+    assert fault is not None
+    assert (fault.code, fault.subject) == ("setting_invalid", "base_url")
+    assert "secretpw" not in f"{fault.message} {fault.remedy} {Question(base_url=address).root}"
 
 
 # --- readiness (E06 mostlygeek/llama-swap#92, E08 orbi-build/orbi#233) -----------------------------------------------
@@ -527,6 +565,15 @@ def test_context_granted_against_asked_for(granted: int | None, asked: int | Non
         (" week" * 12, "garbled_answer"),
         ("的的的的的的", "garbled_answer"),
         ("no no no no no n", "garbled_answer"),
+        ("Hello" + "!" * 60, "garbled_answer"),
+        ("The river" + " week" * 40, "garbled_answer"),
+        ("@@@@ @@@ @@@@ @@ @@@@@", "garbled_answer"),
+        ("\u200b\u200b\ufeff", "empty_answer"),
+        ("<think>\n\n</think>\n\n", "empty_answer"),
+        ("<think>\n\n</think>\n\nHello!", None),
+        ("Here is a list that ends in a line: --------", None),
+        ("Sure, let me count: one, two, three, and so on and so on.", None),
+        ("Hello!!!", None),
         ("The river runs to the sea.", None),
         ("Hello!", None),
         ("OK", None),
@@ -541,6 +588,15 @@ def test_what_counts_as_an_answer(text: str | None, code: str | None) -> None:
     fault = judge_answer(text, 48)
     assert (fault.code if fault else None) == code
     assert probed(Played(text=text))[0] == ([code] if code else [])
+
+
+@pytest.mark.parametrize(
+    "choices", [[None], [[]], ["text"], None, [{"message": None}], [{"message": {"content": {}}}], {"0": 1}]
+)
+def test_answers_of_other_shapes_are_empty(choices: Any) -> None:
+    # json reads NaN and Infinity as numbers.
+    numbers = json.loads('{"usage": {"completion_tokens": Infinity}, "timings": {"predicted_per_second": NaN}}')
+    assert _read_completion({"choices": choices, **numbers}) == (None, None, None)
 
 
 @given(st.text(min_size=1, max_size=12), st.integers(4, 40))
