@@ -13,7 +13,7 @@ import difflib
 import ipaddress
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..addresses import address_of, is_loopback
@@ -142,10 +142,12 @@ class Surroundings:
 class Plan:
     """``argv`` begins with the program. ``context`` is what a request is granted, ``total_context`` what -c says.
 
+    ``trial`` is the same for the engine to parse only: should it serve all the same, it has no model, on loopback.
     ``gpus`` are the bus ids of the GPUs in use, in the order of the engine; null where they are not known.
     """
 
     argv: tuple[str, ...]
+    trial: tuple[str, ...]
     environment: dict[str, str]
     alias: str
     split_mode: str | None
@@ -195,7 +197,8 @@ def plan(settings: Settings, around: Surroundings) -> Plan:
     wanted = _wanted_arguments(settings, alias, context * settings.parallel, mode, split)
     argv, unknown = _render(settings.binary, wanted, around.flags)
     faults += unknown
-    argv += [str(word) for word in settings.extra_args]
+    trial, _ = _render(settings.binary, _for_trial(wanted), around.flags)
+    extra = [str(word) for word in settings.extra_args]
 
     environment = {str(name): str(value) for name, value in settings.environment.items()}
     if settings.backend == "cuda":
@@ -204,7 +207,8 @@ def plan(settings: Settings, around: Surroundings) -> Plan:
         if visible:
             environment["CUDA_VISIBLE_DEVICES"] = ",".join(visible)
     return Plan(
-        argv=tuple(argv),
+        argv=(*argv, *extra),
+        trial=(*trial, *extra),
         environment=environment,
         alias=alias,
         split_mode=mode,
@@ -563,6 +567,17 @@ def _wanted_arguments(
     # get_available_slot); docs/measurements/serving.md has the figures. extra_args come after this and win.
     wanted.append(_Wanted(("--no-cache-idle-slots",), needed=False))
     return wanted
+
+
+def _for_trial(wanted: list[_Wanted]) -> list[_Wanted]:
+    # The key file is written later, and parsing would already read it.
+    kept = [option for option in wanted if option.names != ("--api-key-file",)]
+    harmless: dict[tuple[str, ...], str | None] = {
+        ("--model",): "/dev/null",
+        ("--host",): "127.0.0.1",
+        ("--port",): "0",
+    }
+    return [replace(option, value=harmless.get(option.names, option.value)) for option in kept]
 
 
 def _render(binary: str, wanted: list[_Wanted], flags: frozenset[str]) -> tuple[list[str], list[Fault]]:

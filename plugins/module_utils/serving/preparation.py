@@ -43,6 +43,8 @@ GIVEN = ("name", "instance", "host", "port", "backend", "parallel", "api_key_fil
 #: Seconds; a model that takes longer than a day does not load.
 SHORTEST_LOAD, LONGEST_LOAD = 1, 86400
 ENGINE_REMEDY = "Build it again with role llama_cpp."
+#: What the engine says of an option at the end of its arguments that wants one more.
+_LACKING = re.compile(r"handling argument \"?(-[^\s\":]+)\"?: expected value")
 
 
 @dataclass(frozen=True)
@@ -501,18 +503,23 @@ def inspect_gpus(machine: Machine) -> tuple[tuple[str, ...], str | None]:
 
 
 def parse_by_engine(settings: Settings, computed: Plan, runner: Runner = run) -> list[Fault]:
-    """Let the engine parse the arguments: with --version at the end it stops after that, before loading anything."""
-    words = list(computed.argv)
-    if "--api-key-file" in words:
-        # The file is written later, and parsing would already read it.
-        at = words.index("--api-key-file")
-        del words[at : at + 2]
-    done = runner([*words, "--version"], 60.0)
+    """Let the engine parse the arguments. With --help in front it parses all of them, prints the help and ends.
+
+    Behind them an option that lacks its value would take the word, and the engine would serve (LC common/arg.cpp,
+    common_params_parse_ex). --version in front ends at once, with nothing parsed.
+    """
+    program, *words = computed.trial
+    done = runner([program, "--help", *words], 60.0)
     if done.ok:
         return []
     if done.missing or done.timed_out or "error while loading shared libraries" in done.stderr:
         # Its options are known from the release's manifest; that it starts is seen here.
         return [CATALOGUE.fault("engine_missing", settings.binary, f"does not run: {done.why}", ENGINE_REMEDY)]
+    lacking = _LACKING.search(done.stderr + done.stdout)
+    if lacking:
+        message = f"{lacking[1]} lacks a value"
+        remedy = "Write option and value as two elements; the service was not touched."
+        return [CATALOGUE.fault("argument_refused", "extra_args", message, remedy)]
     lines = [line for line in (done.stderr + done.stdout).splitlines() if "error" in line.lower()]
     message = lines[0].strip() if lines else done.stderr.strip()[-300:] or f"exit status {done.rc}"
     remedy = "Correct the setting that the engine names; the service was not touched."

@@ -48,7 +48,10 @@ def no_containers_of_this_host(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Path:
-    """Answers --help as the real one; refuses a threads value of 7 as the real one refuses a bad value."""
+    """Answers --help as the real one; refuses a threads value of 7 and an option without its value as it does.
+
+    What it takes for the command of a server leaves a file.
+    """
     program = tmp_path / "release/bin/llama-server"
     program.parent.mkdir(parents=True)
     program.write_text(
@@ -56,7 +59,10 @@ def engine(tmp_path: Path) -> Path:
         f'echo "$@" >> {tmp_path}/calls\n'
         f'case "$*" in --help) cat {HELP};;\n'
         '*"--threads 7"*) echo "error while handling argument --threads: stoi" >&2; exit 1;;\n'
-        "*--version) echo version: 0.5.0-dev;; *) exit 99;; esac\n"
+        "*--log-file|*--slot-save-path|*--lora|*-md|*--grammar|*--mmproj)\n"
+        "for last; do :; done\n"
+        'printf "error while handling argument \\"%s\\": expected value for argument\\n" "$last" >&2; exit 1;;\n'
+        f'"--help "*) cat {HELP};; *) touch {tmp_path}/served; exit 99;; esac\n'
     )
     program.chmod(0o755)
     return program
@@ -115,7 +121,7 @@ def test_sound_settings(engine: Path, model: Path, gpus: Machine) -> None:
     asked, parsed = (engine.parent.parent.parent / "calls").read_text().splitlines()
     assert asked == "--help"
     # The key file is not there yet; the engine would read it while parsing.
-    assert parsed.endswith("--version")
+    assert parsed.startswith("--help --model ")
     assert "--api-key-file" not in parsed
 
 
@@ -132,6 +138,31 @@ def test_the_engine_parses_the_arguments(engine: Path, model: Path, gpus: Machin
     found = prepared(engine, model, gpus, threads=7)
     assert codes(found) == ["argument_refused"]
     assert "--threads" in found.faults[0].message
+
+
+@pytest.mark.parametrize("option", ["--log-file", "--slot-save-path", "--mmproj", "--lora", "-md", "--grammar"])
+def test_an_option_without_its_value_starts_nothing(
+    engine: Path, model: Path, gpus: Machine, tmp_path: Path, option: str
+) -> None:
+    """It took the word behind it, by which the engine was to end, and a server without a key was open to all."""
+    keys = {"api_keys": ["demo-key-that-is-no-secret"], "api_key_file": "/etc/k"}
+    found = prepared(engine, model, gpus, host="0.0.0.0", extra_args=["--jinja", option], **keys)
+    (fault,) = found.faults
+    assert (fault.code, fault.subject, fault.message) == ("argument_refused", "extra_args", f"{option} lacks a value")
+    assert not (tmp_path / "served").exists()
+
+
+def test_what_the_engine_parses_would_serve_nobody(engine: Path, model: Path, gpus: Machine, tmp_path: Path) -> None:
+    """Whatever an engine makes of the words: it has no model, and an address that nobody else reaches."""
+    keys = {"api_keys": ["demo-key-that-is-no-secret"], "api_key_file": "/etc/k"}
+    found = prepared(engine, model, gpus, host="0.0.0.0", alias="--api-key-file", extra_args=["--jinja"], **keys)
+    assert codes(found) == []
+    words = (tmp_path / "calls").read_text().splitlines()[-1].split()
+    assert words[:9] == [
+        *("--help", "--model", "/dev/null", "--alias", "--api-key-file", "--host", "127.0.0.1", "--port", "0")
+    ]
+    assert words[-1] == "--jinja"
+    assert "/etc/k" not in words
 
 
 def test_a_release_names_its_capabilities(engine: Path, model: Path) -> None:
