@@ -12,7 +12,8 @@ from .addresses import address_of
 
 
 def in_a_network(host: str) -> bool:
-    """Whether a host that is written as an address lies in a network of no_proxy (C(10.0.0.0/8)).
+    """Whether a host that is written as an address lies in a network of no_proxy (C(10.0.0.0/8)), or is an address of
+    it in another form (C([::1])).
 
     curl (since 7.86) and pip read it so; urllib compares names only, and sends what is meant for a mirror in the own
     network to the proxy.
@@ -21,8 +22,7 @@ def in_a_network(host: str) -> bool:
     if address is None:
         return False
     for word in (os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or "").split(","):
-        if "/" not in word:
-            continue
+        # A single address is a network of one.
         try:
             network = ipaddress.ip_network(re.sub(r"[\[\]\s]", "", word), strict=False)
         except ValueError:

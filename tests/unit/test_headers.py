@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from ansible_collections.volta.llm.plugins.module_utils.headers import whole_number
+from ansible_collections.volta.llm.plugins.module_utils.headers import (
+    sendable,
+    unfit_header,
+    unfit_value,
+    whole_number,
+)
 
 
 @pytest.mark.parametrize(("text", "number"), [("0", 0), ("42", 42), (" 7\t", 7), ("9" * 18, 10**18 - 1)])
@@ -22,3 +27,25 @@ def test_not_a_number(value: object) -> None:
 
 def test_as_many_digits_as_int_refuses() -> None:
     assert whole_number("9" * 5000) is None
+
+
+def test_what_stands_around_a_header_is_not_sent() -> None:
+    assert sendable({" X-Token ": "secret\r\n", "X-Number": 5}) == {"X-Token": "secret", "X-Number": "5"}
+    assert sendable(None) == {}
+    assert unfit_header({"Authorization": "Bearer secret\n"}) is None
+
+
+@pytest.mark.parametrize("value", ["se\ncret", "se\rcret", "se\0cret", "se\x7fcret", "secret\u200b", "secret\u4e2d"])
+def test_a_header_that_cannot_be_sent_is_named_without_its_value(value: str) -> None:
+    found = unfit_header({"Accept": "*/*", "Authorization": f"Bearer {value}"})
+    assert found is not None
+    assert found[0] == "headers: Authorization"
+    assert "cret" not in str(found)
+    assert unfit_value(value) == found[1]
+
+
+@pytest.mark.parametrize("name", ["", "Authorization: Bearer secret", "X-Se\ncret", "X-\u4e2d"])
+def test_a_name_that_no_header_can_have_is_not_shown(name: str) -> None:
+    found = unfit_header({name: "x"})
+    assert found is not None
+    assert "secret" not in str(found).lower()

@@ -17,7 +17,7 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from ..headers import whole_number
+from ..headers import sendable, unfit_header, whole_number
 from .faults import gguf_error
 
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
@@ -112,10 +112,17 @@ class _SameHostRedirects(urllib.request.HTTPRedirectHandler):
 
 def public_url(url: str) -> str:
     """A URL fit for messages: without user, password, query and fragment, which can hold secrets."""
-    parts = urllib.parse.urlsplit(url)
-    host = parts.hostname or ""
-    if parts.port:
-        host += f":{parts.port}"
+    try:
+        parts = urllib.parse.urlsplit(url)
+    except ValueError:
+        raise gguf_error(
+            "gguf_url_failed",
+            re.split("[@?#]", url)[-1][:80] if "@" in url else re.split("[?#]", url)[0],
+            "this is no address",
+            "Check the URL.",
+        ) from None
+    # As it is written: the port may be none.
+    host = parts.netloc.rpartition("@")[2]
     return urllib.parse.urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
@@ -148,7 +155,12 @@ class UrlSource:
         self.name = public_url(url)
         self.fetched = 0
         self._url, credentials = _without_credentials(url)
-        self._headers = {**credentials, **(headers or {})}
+        self._headers = {**credentials, **sendable(headers)}
+        unfit = unfit_header(self._headers)
+        if unfit is not None:
+            raise gguf_error(
+                "gguf_url_failed", f"http_{unfit[0]}", unfit[1], "Write it on one line, as it was given out."
+            )
         self._timeout = timeout
         self._limit = limit
         self._attempts = attempts
@@ -207,6 +219,10 @@ class UrlSource:
                 reason = (
                     (cause.strerror or type(cause).__name__) if isinstance(cause, OSError) else type(cause).__name__
                 )
+            except ValueError:
+                raise self._failed(
+                    "the address has characters in it that no address can have", "Check the URL."
+                ) from None
             if attempt < self._attempts:
                 time.sleep(0.5 * attempt)
         raise self._failed(f"{reason}, {self._attempts} times", "Check the network and the URL, then run it again.")

@@ -15,6 +15,7 @@ import errno
 import http.client
 import io
 import os
+import re
 import selectors
 import socket
 import ssl
@@ -26,7 +27,7 @@ from dataclasses import dataclass, field
 from typing import cast
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
-from ..headers import whole_number
+from ..headers import sendable, unfit_header, whole_number
 from ..proxies import in_a_network
 
 REDIRECTS = (301, 302, 303, 307, 308)
@@ -61,8 +62,9 @@ def redact(url: str) -> str:
         parts = urlsplit(url)
         port = parts.port
     except ValueError:
-        # Not an address; its beginning tells which entry is meant.
-        return url.split("?")[0].rpartition("@")[2][:80]
+        return _without_login(url)
+    if not parts.netloc and not url.startswith("/"):
+        return _without_login(url)
     host = parts.hostname or ""
     if ":" in host:
         host = f"[{host}]"
@@ -71,10 +73,27 @@ def redact(url: str) -> str:
     return urlunsplit((parts.scheme, host, parts.path, "", ""))
 
 
+def _without_login(text: str) -> str:
+    """What tells which entry is meant where it is no address: a login can stand in any part of it."""
+    head = re.split("[?#]", text, maxsplit=1)[0]
+    if "@" in text[len(head) :]:
+        # Of a password with such a character in it, or only of the query: nobody can tell.
+        return "..."
+    return head.rpartition("@")[2][:80]
+
+
 def plain(text: str, limit: int = 120) -> str:
     """Text that another machine sent, fit for a message: printable ASCII, the rest escaped, cut to ``limit``."""
     shown = "".join(char if " " <= char <= "~" else ascii(char)[1:-1] for char in text[: limit + 1])
     return shown if len(shown) <= limit else shown[: limit - 3] + "..."
+
+
+def sent_on(base: str, link: str) -> str:
+    """The address that a header names, relative to ``base``. Raises ValueError for what is none.
+
+    http.client reads headers as Latin-1; the bytes of an address that was sent without escapes are UTF-8, and stay so.
+    """
+    return urljoin(base, quote(link.encode("latin-1", "replace"), safe="%/:=&?~#+!$,;'@()*[]"))
 
 
 def host_of(url: str) -> str:
@@ -265,7 +284,7 @@ class Session:
         self._timeout = timeout
         self._head_timeout = min(timeout, stall_timeout)
         self._stall_timeout = stall_timeout
-        self._headers = dict(headers or {})
+        self._headers = sendable(headers)
         self._ca_path = ca_path
         self._connection: http.client.HTTPConnection | None = None
         self._connected_to: Origin | None = None
@@ -275,6 +294,9 @@ class Session:
 
     def get(self, url: str, headers: Mapping[str, str], origin: Origin | None = None) -> Response:
         """GET, redirects followed. ``origin`` is who may see the session's headers (default: the URL's own)."""
+        unfit = unfit_header(self._headers)
+        if unfit is not None:
+            raise ProtocolError(" ".join(unfit))
         first = origin or Origin.of(url)
         hops: dict[str, str] = {}
         here = url
@@ -303,7 +325,7 @@ class Session:
             except (OSError, http.client.HTTPException):
                 self.close()
             try:
-                here = urljoin(here, quote(location, safe="%/:=&?~#+!$,;'@()*[]"))
+                here = sent_on(here, location)
             except ValueError as exc:
                 raise ProtocolError(f"it redirects to {plain(redact(location))!r}, which is no address") from exc
         raise ProtocolError(f"{redact(url)}: more than {MAX_REDIRECTS} redirects")
@@ -311,12 +333,18 @@ class Session:
     def _check_length(self, raw: http.client.HTTPResponse) -> None:
         """Raises ProtocolError where the body's end is not clear.
 
-        http.client takes what int takes, and the first of several.
+        http.client takes what int takes, and the first of several. One number several times is one (RFC 9110, 8.6).
         """
-        told = set(raw.headers.get_all("content-length", []))
-        if not raw.chunked and told and (len(told) > 1 or whole_number(next(iter(told))) is None):
+        lines = raw.headers.get_all("content-length", [])
+        if raw.chunked or not lines:
+            return
+        told = {whole_number(word) for line in lines for word in line.split(",")}
+        length = told.pop()
+        if told or length is None:
             self.close()
-            raise ProtocolError(f"its Content-Length is {plain(', '.join(sorted(told)))}")
+            raise ProtocolError(f"its Content-Length is {plain(', '.join(sorted(set(lines))))}")
+        if raw.status not in (204, 304):
+            raw.length = length
 
     def close(self) -> None:
         if self._connection is not None:
@@ -491,7 +519,7 @@ def _proxy_for(origin: Origin) -> str | None:
     proxy = proxies.get(origin.scheme) or proxies.get("all")
     if proxy and "://" not in proxy:
         proxy = f"http://{proxy}"
-    if proxy and not proxy.startswith("http://"):
+    if proxy and not proxy.lower().startswith("http://"):
         raise ProtocolError(f"the proxy that the environment names is not spoken to by http: {redact(proxy)}")
     return proxy or None
 
@@ -511,6 +539,9 @@ def _reason(exc: BaseException) -> str:
     if isinstance(exc, (http.client.InvalidURL, UnicodeError)):
         # Their texts hold the address, with what may be secret in it.
         return "the address has characters in it that no address can have"
+    if isinstance(exc, ValueError):
+        # Among them those of http.client, which quote a header.
+        return f"the request cannot be made of this address and these headers ({type(exc).__name__})"
     if isinstance(exc, http.client.RemoteDisconnected):
         return "the connection was closed without an answer"
     if isinstance(exc, OSError) and exc.strerror:

@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 
 from ..faults import Fault
 from ..gguf.shards import shard_name
+from ..headers import unfit_header, unfit_value
 from .catalogue import fault
 from .checksums import checksum_for
 from .deliver import Wanted, proved_by_hash
@@ -40,8 +41,9 @@ def wanted_sets(params: Mapping[str, Any], lock: Lock | None = None) -> tuple[li
     faults: list[Fault] = []
     dest = Path(params["dest"])
     single = not params.get("files")
-    headers = {str(key): str(value) for key, value in (params.get("headers") or {}).items()}
+    headers = dict(params.get("headers") or {})
     token = params.get("token")
+    faults += _unfit(params, "")
     if single:
         if dest.is_dir():
             faults.append(_bad("dest", f"{dest} is a folder", "Name the file, or give files[] to fill a folder."))
@@ -63,6 +65,7 @@ def wanted_sets(params: Mapping[str, Any], lock: Lock | None = None) -> tuple[li
     chosen: list[tuple[list[dict[str, Any]], list[Mapping[str, Any] | None]]] = []
     urls = any(entry.get("url") or entry.get("urls") for entry in entries)
     for spec in [*([None] if urls or not specs else []), *specs]:
+        faults += _unfit(spec or {}, "source ")
         own, found = _own_entries(spec, entries, lock)
         faults += found + _not_one_file(spec, own)
         same = next((group for group in chosen if _same_files(group[0], own)), None)
@@ -95,6 +98,19 @@ def whole_sets(entries: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             continue
         out += [dict(entry) if name == entry["name"] else {"name": name} for name in named.all]
     return out
+
+
+def _unfit(given: Mapping[str, Any], where: str) -> list[Fault]:
+    """Headers and a token that cannot be sent; the message never holds their values."""
+    found = [problem] if (problem := unfit_header(given.get("headers"))) is not None else []
+    token = unfit_value(str(given.get("token") or "").strip())
+    found += [("token", token)] if token else []
+    if where and found:
+        where += str(given.get("repo") or redact(str(given.get("url") or ""))) + ": "
+    return [
+        _bad(f"{where}{subject}", message, "Write it on one line, in the characters that it was given out with.")
+        for subject, message in found
+    ]
 
 
 def _own_entries(
@@ -250,7 +266,8 @@ def unproved(wanted: Sequence[Wanted], for_role: bool) -> list[Fault]:
 
 
 def secrets_in(params: Mapping[str, Any]) -> set[str]:
-    """What must not show in the result although it is not an option of its own: queries and logins within URLs."""
+    """What must not show in the result although it is not an option of its own: queries and logins within URLs, and
+    tokens and headers as they are sent, without the line ends that they were given with."""
     urls = [params.get("url"), params.get("checksums")]
     urls += [source.get("url") for source in params.get("sources") or []]
     for entry in params.get("files") or []:
@@ -261,7 +278,12 @@ def secrets_in(params: Mapping[str, Any]) -> set[str]:
             parts = urlsplit(str(url or ""))
         except ValueError:
             continue
-        found |= {text for text in (parts.query, parts.password) if text and len(text) >= 6}
+        login = parts.netloc if parts.netloc else str(url or "")
+        password = login.rpartition("@")[0].partition(":")[2]
+        found |= {text for text in (parts.query, parts.password, password) if text and len(text) >= 6}
+    for given in [params, *(params.get("sources") or [])]:
+        for text in [given.get("token"), *(given.get("headers") or {}).values()]:
+            found |= {word for word in (str(text or "").strip(),) if len(word) >= 6}
     return found
 
 

@@ -11,14 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urljoin
+from urllib.parse import quote
 
 from ..faults import Fault, FaultError
 from ..gguf.shards import shard_name
-from ..headers import whole_number
+from ..headers import sendable, whole_number
 from .catalogue import fault
 from .engine import Settings, SourceFailed
-from .http import HostRefused, Origin, ProtocolError, Session, Unreachable, redact
+from .http import HostRefused, Origin, ProtocolError, Session, Unreachable, redact, sent_on
 from .ollama_store import find_blob
 
 HUGGINGFACE = "https://huggingface.co"
@@ -120,10 +120,11 @@ def source_id(spec: Mapping[str, Any]) -> str:
 
 def headers_of(spec: Mapping[str, Any], headers: Mapping[str, str], token: str | None) -> dict[str, str]:
     """Headers for one source. ``token`` is for Hugging Face alone: a mirror or another hub gets its entry's own."""
-    own = {**headers, **(spec.get("headers") or {})}
+    own = {**sendable(headers), **sendable(spec.get("headers"))}
     kind = kind_of(spec)
     if kind in HUBS and "Authorization" not in own:
         bearer = spec.get("token") or (token if kind == "huggingface" and not spec.get("endpoint") else None)
+        bearer = str(bearer or "").strip()
         if bearer:
             own["Authorization"] = f"Bearer {bearer}"
     return own
@@ -274,7 +275,7 @@ def _json(address: str, settings: Settings, headers: Mapping[str, str]) -> tuple
         if response.status != 200:
             raise ProtocolError(f"it answers {response.status} {response.reason}")
         link = re.search(r'<([^>]+)>\s*;\s*rel="?next"?', response.headers.get("link") or "")
-        following = urljoin(address, link[1]) if link else None
+        following = sent_on(address, link[1]) if link else None
         if following is not None and Origin.of(following) != Origin.of(address):
             # The headers may hold a token.
             following = None
@@ -323,7 +324,7 @@ def lacking(sources: Sequence[Source], settings: Settings) -> list[bool]:
 def read_checksum_file(place: str, settings: Settings, headers: Mapping[str, str]) -> str:
     """The text of a checksum file at an address or path. FaultError: checksum_missing."""
     try:
-        if not place.startswith(("http://", "https://")):
+        if not place.lower().startswith(("http://", "https://")):
             return Path(place).read_text(encoding="utf-8", errors="replace")
         session = Session(settings.timeout, settings.timeout, headers, settings.ca_path, settings.unreachable)
         try:

@@ -397,6 +397,30 @@ def test_status_is_told_and_secrets_are_not(server: Server) -> None:
     assert "licence" in open_model(f"{server.url}/gated.gguf").faults[0].remedy
 
 
+@pytest.mark.parametrize("value", ["Bearer secret\nx", "Bearer secret\0", "Bearer secret\u4e2d"])
+def test_a_header_that_cannot_be_sent_is_named_and_not_shown(server: Server, value: str) -> None:
+    model = open_model(f"{server.url}/m.gguf", {"Authorization": value})
+    assert codes(model) == ["gguf_url_failed"]
+    assert model.faults[0].subject == "http_headers: Authorization"
+    assert "secret" not in str(model.faults)
+
+
+def test_a_header_with_a_line_end_is_sent_without_it(server: Server) -> None:
+    real(server.folder / "m.gguf")
+    assert open_model(f"{server.url}/m.gguf", {"Authorization": "Bearer hf_x\r\n"}).faults == []
+    assert server.requests[0][1]["Authorization"] == "Bearer hf_x"
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://user:hidden@h:port/m.gguf", "http://user:hidden@[::1/m.gguf", "http://127.0.0.1:1/\u4e2d.gguf?hidden"],
+)
+def test_an_address_that_is_none(url: str) -> None:
+    model = open_model(url)
+    assert codes(model) == ["gguf_url_failed"]
+    assert "hidden" not in str(model.faults)
+
+
 def test_redirect_keeps_the_range_and_drops_credentials(server: Server, tmp_path: Path) -> None:
     (tmp_path / "cdn").mkdir()
     other = Server(tmp_path / "cdn")

@@ -92,6 +92,52 @@ def test_secrets_within_addresses() -> None:
     assert redact("http://[::1]:80/a?b") == "http://[::1]:80/a"
 
 
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("user:hidden@h/p", "h/p"),
+        ("user:hid@den@h/p?sig=hidden", "h/p"),
+        ("http:user:hidden@h/p", "h/p"),
+        ("user:hid?den@h/p", "..."),
+        ("http://user:hid?den@[h/p", "..."),
+        ("h/p?sig=hidden", "h/p"),
+        ("/srv/a@b/m.gguf", "/srv/a@b/m.gguf"),
+    ],
+)
+def test_what_is_no_address_shows_no_login_either(tmp_path: Path, url: str, shown: str) -> None:
+    assert redact(url) == shown
+    if not url.startswith("/"):
+        (problem,) = problems(tmp_path, url=url)
+        assert "hid" not in problem
+    assert secrets_in({"url": "user:hidden@h/p"}) == {"hidden"}
+
+
+BAD_VALUES = ["hidden\nhidden", "hidden\r\n hidden", "hidden\0hidden", "hidden\u4e2d"]
+
+
+@pytest.mark.parametrize("value", BAD_VALUES)
+@pytest.mark.parametrize("place", ["headers", "token", "source headers", "source token"])
+def test_a_token_or_header_that_cannot_be_sent_is_named_and_not_shown(tmp_path: Path, value: str, place: str) -> None:
+    given: dict[str, Any] = {"token": value} if "token" in place else {"headers": {"Authorization": f"Bearer {value}"}}
+    hub = {"type": "huggingface", "repo": "o/n"}
+    options = {"sources": [{**hub, **given}]} if "source" in place else {"sources": [hub], **given}
+    (problem,) = problems(tmp_path, **options)
+    assert place.rpartition(" ")[2] in problem
+    assert "hidden" not in problem
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", " \n\n"])
+def test_the_line_end_of_a_token_or_header_is_not_sent(tmp_path: Path, end: str) -> None:
+    hub = {"type": "huggingface", "repo": "o/n"}
+    given = {"sources": [hub], "token": f"geheim{end}", "headers": {"X-Key": f"schluessel{end}"}}
+    wanted, faults = wanted_files({"dest": str(tmp_path / "m"), **given})
+    assert faults == []
+    assert wanted[0].sources[0].headers == {"X-Key": "schluessel", "Authorization": "Bearer geheim"}
+    # As they are sent they must not show either, and the options hide them only as they were given.
+    assert secrets_in(given) == {"geheim", "schluessel"}
+    assert source_of(hub, "m", {}, end).headers == {}
+
+
 # -- checksum files ----------------------------------------------------------------------------------------------------
 
 

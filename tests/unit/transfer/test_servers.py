@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from email.utils import formatdate
 from pathlib import Path
 from typing import BinaryIO
+from urllib.parse import unquote
 
 import pytest
 from ansible_collections.volta.llm.plugins.module_utils.faults import FaultError
@@ -295,7 +296,7 @@ def test_a_chunked_answer_to_a_range_that_holds_more_than_it_names(site: Site, d
     assert_whole(desk)
 
 
-@pytest.mark.parametrize("length", ["-5", "1_000", "\u00b2", "9" * 5000, "", "7, 7"])
+@pytest.mark.parametrize("length", ["-5", "1_000", "\u00b2", "9" * 5000, "", "7, 8", "7,", ",7"])
 def test_a_length_that_is_none(site: Site, desk: Desk, length: str) -> None:
     # int() takes some of them, and isdigit() others.
     def script(exchange: Exchange) -> None:
@@ -306,6 +307,21 @@ def test_a_length_that_is_none(site: Site, desk: Desk, length: str) -> None:
     report = desk.order(site.url(URL))
     assert_refused(desk, report, "source_misbehaves")
     assert "Content-Length" in report.faults[0].message
+
+
+@pytest.mark.parametrize("form", ["{0}, {0}", "{0},{0} , {0}", "{0}\r\nContent-Length: {0}"])
+def test_one_length_several_times(site: Site, desk: Desk, form: str) -> None:
+    # RFC 9110, 8.6
+    def script(exchange: Exchange) -> None:
+        data = exchange.content[exchange.start : exchange.end]
+        span = f"Content-Range: bytes {exchange.start}-{exchange.end - 1}/{len(CONTENT)}\r\n" if exchange.ranged else ""
+        status = "206 Partial Content" if exchange.ranged else "200 OK"
+        head = f"HTTP/1.1 {status}\r\n{span}Content-Length: {form.format(len(data))}\r\n\r\n"
+        exchange.body(head.encode() + data)
+
+    site.script = script
+    desk.order(site.url(URL))
+    assert_whole(desk)
 
 
 def test_two_lengths(site: Site, desk: Desk) -> None:
@@ -379,6 +395,28 @@ def test_redirects(site: Site, other_site: Site, desk: Desk, status: int, form: 
     assert report.files[0].source == site.url(URL)
 
 
+@pytest.mark.parametrize("form", ["absolute", "relative"])
+@pytest.mark.parametrize("escaped", [True, False])
+def test_a_redirect_to_a_name_that_is_not_ascii(site: Site, desk: Desk, form: str, escaped: bool) -> None:
+    # nginx sends the bytes of the name as they are; http.client reads them as Latin-1.
+    there = "/%E6%A8%A1%E5%9E%8B-%C3%A9.gguf?name=%E6%A8%A1"
+    site.files[there.partition("?")[0]] = CONTENT
+    location = there if escaped else unquote(there)
+    if form == "absolute":
+        location = site.url(location)
+
+    def script(exchange: Exchange) -> None:
+        if exchange.path != URL:
+            exchange.proper()
+            return
+        exchange.body(f"HTTP/1.1 302 Found\r\nLocation: {location}\r\nContent-Length: 0\r\n\r\n".encode())
+
+    site.script = script
+    desk.order(site.url(URL))
+    assert_whole(desk)
+    assert {path for path, _ in site.asked} == {URL, there}
+
+
 def test_redirects_without_end(site: Site, desk: Desk) -> None:
     site.script = lambda exchange: exchange.status(302, Location="/again")
     assert_refused(desk, desk.order(site.url(URL)), "source_misbehaves")
@@ -406,6 +444,23 @@ def test_headers_are_not_sent_along_to_another_scheme_or_port(
     assert_whole(desk)
     assert other_site.seen
     assert "secret-token" not in str(other_site.seen)
+
+
+@pytest.mark.parametrize("value", ["Bearer secret-token\n\tx", "Bearer secret-token\u4e2d", "Bearer secret-token\0"])
+def test_a_header_that_cannot_be_sent_is_not_quoted(site: Site, desk: Desk, value: str) -> None:
+    # http.client quotes it in its error, or blames the address.
+    desk.settings = dataclasses.replace(desk.settings, retries=0)
+    report = desk.order(sources=(Source(url=site.url(URL), headers={"Authorization": value}),))
+    assert_refused(desk, report, "source_misbehaves")
+    assert "headers: Authorization" in report.faults[0].message
+    assert "secret-token" not in str(report)
+    assert site.asked == []
+
+
+def test_a_header_with_a_line_end_is_sent_without_it(site: Site, desk: Desk) -> None:
+    desk.order(sources=(Source(url=site.url(URL), headers={"Authorization": "Bearer secret-token\r\n"}),))
+    assert_whole(desk)
+    assert all(seen["Authorization"] == "Bearer secret-token" for seen in site.seen)
 
 
 def test_a_redirect_back_to_the_first_host_may_have_its_headers(site: Site, other_site: Site, desk: Desk) -> None:
@@ -1054,6 +1109,13 @@ def test_https_goes_through_the_proxy_in_a_tunnel(
     assert all("Proxy-Authorization: Basic dXNlcjp3b3Jk" in head for head in tunnels.heads)
     assert "secret-token" not in str(tunnels.heads)
     assert tunnels.heads
+
+
+def test_the_scheme_of_a_proxy_in_capitals(site: Site, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.files["http://models.invalid/model.gguf"] = CONTENT
+    monkeypatch.setenv("http_proxy", site.url("").replace("http://", "HTTP://"))
+    desk.order("http://models.invalid/model.gguf")
+    assert_whole(desk)
 
 
 def test_a_proxy_that_is_not_spoken_to_by_http(site: Site, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
