@@ -35,7 +35,7 @@ lock: dev ## resolve the development environment anew into uv.lock
 demo: dev ## a simulated 4 x V100 machine, from bare to a served model that answers
 	@$(BIN)/python -m tests.demo
 
-clear: ## remove everything the lab made: machines, networks, images, caches
+clear: ## remove everything the lab made: machines, networks, images, caches (not .venv, uv's cache, apt packages)
 	@$(PYTHON) -m tests.lab clear --all
 	@rm -f $(DEMO_INVENTORY)/lab.yml
 

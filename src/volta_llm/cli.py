@@ -24,7 +24,7 @@ exit status:
   2    not idempotent: the second run changed something
   3    usage: an option, a path or a value is wrong; nothing was run
   4    a reboot is required before the run can go on (fault code reboot_required)
-  130  interrupted by Ctrl-C
+  130  interrupted by Ctrl-C; 143 stopped by SIGTERM
 """
 
 
