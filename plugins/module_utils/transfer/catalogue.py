@@ -25,7 +25,8 @@ CATALOGUE = Catalogue(
         FaultKind(
             "source_unauthorized",
             "critical",
-            "The source wants a login (401): a gated repository or a wrong token. No other source is tried.",
+            "The source wants a login (401), or its licence accepted (403): a gated or private repository, or a wrong "
+            "token. No other source is tried.",
             "https://huggingface.co/org/repo answers 401 Unauthorized",
         ),
         FaultKind(

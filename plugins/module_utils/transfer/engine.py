@@ -151,6 +151,9 @@ class Transfer:
         self._want_size = size
         self._want_sha256 = sha256
         self._settings = settings
+        #: With size and hash known, ETags decide nothing: the nodes of a mirror may each have their own for one file.
+        self._proved = size is not None and sha256 is not None
+        self._etags_differ = False
         self._progress = progress
         self._fd = -1
         self._cond = threading.Condition()
@@ -202,6 +205,8 @@ class Transfer:
             while True:
                 try:
                     digest = self._attempt()
+                    if self._etags_differ and digest != self._want_sha256 and not restarts:
+                        raise Restart("its ETags differ, and together the bytes are not the file")
                     break
                 except Restart as exc:
                     restarts += 1
@@ -402,7 +407,7 @@ class Transfer:
         headers = {}
         if self._ranged and (start > 0 or end is not None):
             headers["Range"] = f"bytes={start}-" + (str(end - 1) if end is not None else "")
-            if _strong(self._state.etag):
+            if _strong(self._state.etag) and not self._proved:
                 headers["If-Range"] = self._state.etag
         asked = time.monotonic()
         link = self._resolved
@@ -446,7 +451,9 @@ class Transfer:
             )
         etag = response.headers.get("etag", "")
         if _strong(etag) and _strong(self._state.etag) and etag != self._state.etag:
-            raise Restart(f"its ETag changed from {plain(self._state.etag)} to {plain(etag)}")
+            if not self._proved:
+                raise Restart(f"its ETag changed from {plain(self._state.etag)} to {plain(etag)}")
+            self._etags_differ = True
         if response.status == 200:
             if start > 0 or (self._active and self._ranged and end is not None):
                 raise Restart(
@@ -523,15 +530,10 @@ class Transfer:
         where = (f"{redact(response.url)} " if elsewhere else "") + f"answers {status} {response.reason}"
         if status == 416:
             self._unsatisfiable(response, start)
-        if status == 401 and not elsewhere:
-            raise FaultError(
-                self._fault(
-                    "source_unauthorized",
-                    where,
-                    "Accept the licence of a gated repository on its web page and pass a token that may read it "
-                    "(headers: Authorization), or correct the token.",
-                )
-            )
+        if not elsewhere or Origin.of(response.url) == self._origin:
+            login = login_fault(self._name, where, response, told_only=elsewhere)
+            if login is not None:
+                raise FaultError(login)
         if elsewhere and status in (400, 401, 403, 404, 410):
             # A signed link lives about an hour: ask the original address for another one.
             with self._cond:
@@ -1036,6 +1038,38 @@ class _Hasher:
         self._stop = True
         if self._thread.is_alive():
             self._thread.join()
+
+
+def login_fault(name: str, where: str, response: Response, told_only: bool = False) -> Fault | None:
+    """What a hub's refusal of whoever asks means; null for every other answer.
+
+    Hugging Face says why in a header of its own. ``told_only``: without that header it is no hub's answer.
+    """
+    why = response.headers.get("x-error-code", "").strip()
+    if why == "GatedRepo" and response.status in (401, 403):
+        return fault(
+            "source_unauthorized",
+            name,
+            f"{where}: the repository is gated, and its licence is not accepted by this login",
+            "Accept the licence on the repository's web page, wait where its owner must agree, and pass a token of "
+            "that account which may read gated repositories.",
+        )
+    if why == "RepoNotFound" and response.status == 401:
+        return fault(
+            "source_unauthorized",
+            name,
+            f"{where}: the repository does not exist or is private",
+            "Check owner and name of the repository; for a private one pass a token that may read it.",
+        )
+    if response.status != 401 or told_only:
+        return None
+    return fault(
+        "source_unauthorized",
+        name,
+        where,
+        "Accept the licence of a gated repository on its web page and pass a token that may read it "
+        "(headers: Authorization), or correct the token.",
+    )
 
 
 def discard(places: Places) -> None:

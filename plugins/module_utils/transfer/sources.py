@@ -17,7 +17,7 @@ from ..faults import Fault, FaultError
 from ..gguf.shards import shard_name
 from ..headers import sendable, whole_number
 from .catalogue import fault
-from .engine import Settings, SourceFailed
+from .engine import Settings, SourceFailed, login_fault
 from .http import HostRefused, Origin, ProtocolError, Session, Unreachable, redact, sent_on
 from .ollama_store import find_blob
 
@@ -262,16 +262,9 @@ def _json(address: str, settings: Settings, headers: Mapping[str, str]) -> tuple
     try:
         response = session.get(address, {"Accept": "application/json"})
         body = response.read_small(16 << 20)
-        if response.status == 401:
-            raise FaultError(
-                fault(
-                    "source_unauthorized",
-                    redact(address),
-                    f"answers {response.status} {response.reason}",
-                    "Accept the licence of a gated repository on its web page and pass a token that may read it, "
-                    "or correct the token.",
-                )
-            )
+        login = login_fault(redact(address), f"answers {response.status} {response.reason}", response)
+        if login is not None:
+            raise FaultError(login)
         if response.status != 200:
             raise ProtocolError(f"it answers {response.status} {response.reason}")
         link = re.search(r'<([^>]+)>\s*;\s*rel="?next"?', response.headers.get("link") or "")

@@ -743,6 +743,33 @@ def test_gated_stops_at_once(site: Site, other_site: Site, desk: Desk) -> None:
     assert not desk.dest.exists()
 
 
+@pytest.mark.parametrize(
+    ("status", "why", "word"),
+    [
+        (403, "GatedRepo", "licence is not accepted"),
+        (401, "GatedRepo", "licence is not accepted"),
+        (401, "RepoNotFound", "does not exist or is private"),
+    ],
+)
+@pytest.mark.parametrize("moved", [True, False])
+def test_a_hub_says_why_it_refuses(
+    site: Site, other_site: Site, desk: Desk, status: int, why: str, word: str, moved: bool
+) -> None:
+    # C34: also after the redirect of a repository that was renamed.
+    def script(exchange: Exchange) -> None:
+        if moved and exchange.path == URL:
+            exchange.status(307, Location="/renamed")
+        else:
+            exchange.status(status, X_Error_Code=why)
+
+    site.script = script
+    with pytest.raises(FaultError) as caught:
+        desk.order(site.url(URL), other_site.url(URL))
+    assert caught.value.fault.code == "source_unauthorized"
+    assert word in caught.value.fault.message
+    assert other_site.asked == []
+
+
 @pytest.mark.parametrize("status", [404, 410])
 def test_missing_goes_to_the_next_source(site: Site, other_site: Site, desk: Desk, status: int) -> None:
     site.script = lambda exchange: exchange.status(status)
@@ -823,6 +850,48 @@ def test_etag_changed_between_requests(site: Site, desk: Desk, connections: int)
     site.script = script
     desk.order(site.url(URL), sha256=hashlib.sha256(newer).hexdigest(), connections=connections)
     assert desk.dest.read_bytes() == newer
+
+
+@pytest.mark.parametrize("connections", [1, 4])
+def test_a_mirror_whose_nodes_name_one_file_differently(site: Site, desk: Desk, connections: int) -> None:
+    # Apache makes the ETag of the inode, so each node has its own; with size and hash known the bytes decide.
+    def script(exchange: Exchange) -> None:
+        etag = f'"node-{exchange.number % 3}"'
+        if exchange.headers.get("If-Range", etag) != etag:
+            exchange.ranged, exchange.start, exchange.end = False, 0, len(CONTENT)
+        exchange.proper(etag=etag, upto=3_000_000)
+
+    site.script = script
+    report = desk.order(site.url(URL), size=len(CONTENT), connections=connections)
+    assert_whole(desk)
+    assert report.files[0].fetched <= len(CONTENT) + 4 * 3_000_000
+
+
+def test_differing_etags_do_not_hide_another_size(site: Site, desk: Desk) -> None:
+    def script(exchange: Exchange) -> None:
+        exchange.content = CONTENT + b"x" * (exchange.number > 1)
+        exchange.proper(etag=f'"{exchange.number}"', upto=HALF)
+
+    site.script = script
+    assert_refused(desk, desk.order(site.url(URL), size=len(CONTENT), connections=1), "size_mismatch")
+
+
+@pytest.mark.parametrize("comes", [True, False])
+def test_a_file_replaced_meanwhile_is_fetched_once_more(site: Site, desk: Desk, comes: bool) -> None:
+    # What was mixed of two versions says nothing of the newer one.
+    older = b"GGUF" + CONTENT[4:][::-1]
+
+    def script(exchange: Exchange) -> None:
+        if exchange.number == 1 or not comes:
+            exchange.content = older
+        exchange.proper(etag='"old"' if exchange.number == 1 else '"new"', upto=HALF)
+
+    site.script = script
+    report = desk.order(site.url(URL), size=len(CONTENT), connections=1)
+    if comes:
+        assert_whole(desk)
+    else:
+        assert_refused(desk, report, "hash_mismatch")
 
 
 def test_changed_according_to_if_range(site: Site, desk: Desk) -> None:

@@ -511,6 +511,17 @@ def test_a_gated_repository_ends_the_locking(site: Site, other_site: Site, desk:
     assert other_site.asked == []
 
 
+@pytest.mark.parametrize(("status", "why"), [(403, "GatedRepo"), (401, "RepoNotFound")])
+def test_a_hub_s_reason_ends_the_locking(site: Site, other_site: Site, desk: Desk, status: int, why: str) -> None:
+    # C34
+    site.script = lambda exchange: exchange.status(status, X_Error_Code=why)
+    with pytest.raises(FaultError) as caught:
+        gather([{"name": "a.gguf"}], [hub_spec(site), hub_spec(other_site)], desk.settings, {})
+    assert caught.value.fault.code == "source_unauthorized"
+    assert ("licence" if why == "GatedRepo" else "private") in caught.value.fault.message
+    assert other_site.asked == []
+
+
 def test_plain_addresses_are_locked_by_a_checksum_file_or_not_at_all(site: Site, desk: Desk) -> None:
     site.files["/SHA256SUMS"] = f"{SHA256} *model.gguf\n".encode()
     mirror = {"url": site.url("/")}
