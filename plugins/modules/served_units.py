@@ -98,7 +98,7 @@ servers:
       type: str
       sample: Mon 2026-11-30 12:10:01 UTC
     restarts:
-      description: How often systemd has started it again by itself. Null when that is not known.
+      description: How often systemd has started it again by itself within a day. Null when that is not known.
       type: int
     status_text:
       description: What the unit says of itself, such as the cause of a failed start.
@@ -176,7 +176,7 @@ engines:
           description: When it last became ready. Null when it never did.
           type: str
         restarts:
-          description: How often systemd has started it again by itself. Null when that is not known.
+          description: How often systemd has started it again by itself within a day. Null when that is not known.
           type: int
         status_text:
           description: What the unit says of itself.

@@ -257,8 +257,8 @@ def _judge_count(
     named = ", ".join(f"{device.bus_id} ({device.product or device.pci_id})" for device in silent)
     expected = request.expected_count
     advice = (
-        "look for Xid errors (`journalctl -k -b | grep -iE 'xid|nvrm'`), reboot; if it stays away, reseat the card, "
-        "check its power and try another slot"
+        "look for Xid errors (`journalctl -k -b | grep -iE 'xid|nvrm'`), reboot (a card that fell off the bus: switch "
+        "the machine off and on); if it stays away, reseat the card, check its power and try another slot"
     )
     if expected is not None and len(usable) < expected:
         if silent:
@@ -267,12 +267,14 @@ def _judge_count(
             where = f"the PCI bus shows {len(pci)}"
         else:
             where = "the PCI bus could not be compared"
+        # A card that is on the bus is a card of the machine.
+        fewer = "" if silent else f"; if the machine has {len(usable)} GPUs, set expected_count to that"
         return [
             GPU.fault(
                 "gpu_missing",
                 "nvidia-smi",
                 f"{len(usable)} of {expected} expected GPUs answer; {where}",
-                f"{advice}; if the machine has {len(usable)} GPUs, set expected_count to that",
+                f"{advice}{fewer}",
             )
         ]
     faults = []

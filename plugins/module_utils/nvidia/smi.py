@@ -75,8 +75,9 @@ _REMEDY = {
     "nvidia_smi_timeout": "look for a lost GPU (`journalctl -k -b | grep -i xid`), enable persistence mode, or raise "
     "`timeout`",
     "nvidia_smi_unparsable": "run the command by hand; if its output looks right, report it with the output",
-    "gpu_lost": "read `journalctl -k -b | grep -i xid`, then reboot; if it comes back, reseat the card, check its "
-    "power and cooling, try another slot, and replace it",
+    "gpu_lost": "read `journalctl -k -b | grep -i xid`, then switch the machine off and on (a warm reboot does not "
+    "reset a card that is off the bus); if it comes back, reseat the card, check its power and cooling, try another "
+    "slot, and replace it",
     "gpu_requires_reset": "stop what uses the GPU and run `nvidia-smi --gpu-reset -i INDEX`, or reboot",
     "inforom_corrupt": "the card works on, but ask its vendor: the InfoROM cannot be mended on site",
 }

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from ..machine import Runner, run
 from ..serving.arguments import reachable_host
-from ..serving.served import Served, judge_state, number, shown, state_of
+from ..serving.served import Served, judge_state, number, restarts, shown, state_of
 from ..serving.service import UNIT_FOLDER
 from .store import Store
 from .unit import DROPIN, NAME, SERVICE
@@ -44,7 +44,7 @@ def look(folder: Path = UNIT_FOLDER, runner: Runner = run) -> Served | None:
         "models_directory": folder_of_models,
         "models": models,
         "alias": models[0] if models else "",
-        **state_of(told),
+        **state_of(told, restarts(SERVICE, runner)),
     }
     return Served(server, judge_state(folder / SERVICE, server, told, "ollama_enabled"))
 

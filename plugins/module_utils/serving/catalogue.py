@@ -164,6 +164,12 @@ CATALOGUE = Catalogue(
             "llama-server.service: failed (exit-code)",
         ),
         FaultKind(
+            "service_restarted",
+            "warning",
+            "The service runs, and has ended several times within a day; systemd started it again each time.",
+            "it ended and was started again by systemd 4 times within a day",
+        ),
+        FaultKind(
             "endpoint_refused",
             "critical",
             "Nothing answers on the address within the time limit.",

@@ -320,6 +320,8 @@ class Probe:
             tail = journal_tail(self.question.unit, runner=self._run)
             lines = f". Its last lines:\n{tail}" if tail else ""
             remedy = f"See: journalctl -u {self.question.unit}"
+            if now.sub == "auto-restart":
+                remedy += "; systemd starts it again in some seconds, so ask once more then."
             raise FaultError(CATALOGUE.fault("service_not_running", self.question.unit, f"{now.words}{lines}", remedy))
 
     def _status(self) -> Status:

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 # What is not imported is not known here, and every fault of it would count as an error: these are all that can come up.
@@ -30,7 +30,22 @@ def faults_of(results: Iterable[Any]) -> list[Fault]:
     A result that reports no list of faults comes from a check that broke, which is a fault itself: not known is not
     well, and "failed" says nothing where a play goes on regardless.
     """
-    found: list[Fault] = []
+    # Two checks may see the same, in other words: the first stands, in its place, since causes are looked at first.
+    # What one check says of a subject in several messages are several things.
+    told: dict[tuple[str, str], list[Fault]] = {}
+    for said in _checked(results):
+        fresh: dict[tuple[str, str], list[Fault]] = {}
+        for fault in said:
+            same = fresh.setdefault((fault.code, fault.subject), [])
+            if fault not in same:
+                same.append(fault)
+        for key, same in fresh.items():
+            told.setdefault(key, same)
+    return by_severity([fault for same in told.values() for fault in same])
+
+
+def _checked(results: Iterable[Any]) -> Iterator[list[Fault]]:
+    """The faults of each check."""
     for result in results:
         if not isinstance(result, Mapping):
             result = {}
@@ -38,20 +53,15 @@ def faults_of(results: Iterable[Any]) -> list[Fault]:
             continue
         items = result.get("results")
         if isinstance(items, list):
-            found += faults_of(items)
+            yield from _checked(items)
             continue
         records = result.get("faults")
         if isinstance(records, list):
-            found += [Fault(*(str(record.get(key) or "") for key in _KEYS)) for record in records]
+            yield [Fault(*(str(record.get(key) or "") for key in _KEYS)) for record in records]
         else:
             said = str(result.get("msg") or "it says nothing").strip()
             remedy = "Run it again with -v; the check itself broke."
-            found.append(CATALOGUE.fault("check_failed", "verification", said, remedy))
-    # Two checks may see the same, in other words: the first stands, in its place, since causes are looked at first.
-    told: dict[tuple[str, str], Fault] = {}
-    for fault in found:
-        told.setdefault((fault.code, fault.subject), fault)
-    return by_severity(told.values())
+            yield [CATALOGUE.fault("check_failed", "verification", said, remedy)]
 
 
 def report(
@@ -134,7 +144,7 @@ def _state(server: Mapping[str, Any]) -> str:
     if server.get("stands_by"):
         return "stands by, the other engine has the GPUs"
     restarts = server.get("restarts")
-    again = f", restarted {restarts} times by itself" if restarts else ""
+    again = f", restarted {restarts} times by itself within a day" if restarts else ""
     since = f" since {server['since']}" if server.get("since") else ""
     if since and not str(server["state"]).startswith("active"):
         since = f", was ready last{since.replace('since ', 'on ', 1)}"

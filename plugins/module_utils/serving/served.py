@@ -37,8 +37,11 @@ _OPTIONS = {
     "certificate": ("--ssl-cert-file",),
     "layers": ("--n-gpu-layers", "--gpu-layers", "-ngl"),
 }
-_SHOWN = "ActiveState,SubState,UnitFileState,NeedDaemonReload,NRestarts,ActiveEnterTimestamp,StatusText,DropInPaths"
-
+_SHOWN = "ActiveState,SubState,UnitFileState,NeedDaemonReload,Result,ActiveEnterTimestamp,StatusText,DropInPaths"
+#: What systemd writes where it starts a unit again by itself (sd-messages.h: SD_MESSAGE_UNIT_RESTART_SCHEDULED).
+_RESTARTED = "MESSAGE_ID=5eb03494b6584870a536b337290809b3"
+#: So many restarts within a day are worth a warning: one may have had a cause that is over.
+MANY_RESTARTS = 3
 
 NOT_RUNNING, NOT_ENABLED = "service_not_running", "service_not_enabled"
 
@@ -103,18 +106,18 @@ def _look(path: Path, runner: Runner, calibrated: Path) -> Served:
             for gpu in calibration.kept_gpus(calibration.read(calibrated), path.name)
             if gpu.get("measured_mib") is not None
         ],
-        **state_of(told),
+        **state_of(told, restarts(path.name, runner)),
     }
     return Served(server, _judge(path, text, server, told, words))
 
 
-def state_of(told: dict[str, str]) -> dict[str, Any]:
-    """What systemd says of a unit, in the keys of a server."""
+def state_of(told: dict[str, str], again: int | None) -> dict[str, Any]:
+    """What systemd says of a unit, in the keys of a server; ``again``: see `restarts`."""
     return {
         "state": f"{told.get('ActiveState', 'unknown')} ({told.get('SubState', 'unknown')})",
         "running": told.get("ActiveState") in ("active", "activating", "reloading"),
         "since": told.get("ActiveEnterTimestamp") or None,
-        "restarts": number(told.get("NRestarts")),
+        "restarts": again,
         "status_text": told.get("StatusText") or None,
         "at_boot": told.get("UnitFileState") in ("enabled", "enabled-runtime"),
         "stands_by": False,
@@ -151,13 +154,22 @@ def judge_state(path: Path, server: dict[str, Any], told: dict[str, str], enable
     if not server["running"]:
         # One that was stopped has only former words left.
         said = f"; {server['status_text']}" if server["status_text"] and told.get("ActiveState") == "failed" else ""
+        remedy = (
+            f"See `systemctl status {server['name']}` and `journalctl -u {server['name']} -n 50`, mend it, then: "
+            f"systemctl reset-failed {server['name']}; systemctl start {server['name']}"
+        )
+        if told.get("ActiveState") == "inactive" and told.get("Result") == "success":
+            said = ", it was stopped and did not fail"
+            remedy = f"systemctl start {server['name']}, unless it is stopped on purpose"
+        faults.append(CATALOGUE.fault(NOT_RUNNING, path.name, f"{server['state']}{said}", remedy))
+    if (server["restarts"] or 0) >= MANY_RESTARTS:
         faults.append(
             CATALOGUE.fault(
-                NOT_RUNNING,
+                "service_restarted",
                 path.name,
-                f"{server['state']}{said}",
-                f"See `systemctl status {server['name']}` and `journalctl -u {server['name']} -n 50`, mend it, then: "
-                f"systemctl reset-failed {server['name']}; systemctl start {server['name']}",
+                f"it ended and was started again by systemd {server['restarts']} times within a day",
+                f"See why: journalctl -u {server['name']} --since -24h | grep -A3 'Main process exited', and "
+                "`journalctl -k --since -24h --grep 'NVRM|oom'`.",
             )
         )
     if not server["at_boot"]:
@@ -217,6 +229,16 @@ def _value(words: Sequence[str], names: Sequence[str]) -> str | None:
 
 def number(text: str | None) -> int | None:
     return int(text) if text is not None and text.isdigit() else None
+
+
+def restarts(unit: str, runner: Runner) -> int | None:
+    """How often systemd has started a unit again by itself within a day; null where the journal cannot be asked.
+
+    Its own count (NRestarts) is no help: a start that succeeds sets it back, since the unit clears its failures then.
+    """
+    words = ["journalctl", f"UNIT={unit}", _RESTARTED, "--since=-24h", "--output=cat", "--no-pager", "--quiet"]
+    done = runner(words, COMMAND_TIMEOUT)
+    return len([line for line in done.stdout.splitlines() if line.strip()]) if done.ok else None
 
 
 def shown(unit: str, runner: Runner, *more: str) -> dict[str, str]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from ansible_collections.volta.llm.plugins.filter.verification import FilterModule, verification
+from ansible_collections.volta.llm.plugins.module_utils.serving.report import faults_of
 
 SERVER = {
     "name": "llama-server",
@@ -59,7 +60,7 @@ def test_all_is_well() -> None:
     for part in (
         "535.261.03 loaded, verdict ok",
         "4 x Tesla V100-SXM2-32GB, hottest 41 degrees C",
-        "active (running) since Mon 2026-11-30 12:10:01 UTC, restarted 3 times by itself",
+        "active (running) since Mon 2026-11-30 12:10:01 UTC, restarted 3 times by itself within a day",
         "ready: answers at 41.3 tokens/s, requests at work: 1, waiting: 0",
         "demo, 8192 tokens a request, 2 at once",
         "20112 MiB, ? MiB",
@@ -153,6 +154,14 @@ def test_the_same_seen_twice_is_told_once() -> None:
     served = {**SERVED, "faults": [{**fault("service_not_running"), "message": "failed"}]}
     probed = {"results": [{**PROBE, "faults": [{**fault("service_not_running"), "message": "failed, at length"}]}]}
     assert summed(served=served, probed=probed)[1] == ["service_not_running"]
+
+
+def test_what_one_check_says_of_a_subject_is_all_told() -> None:
+    """A hot card: its core and its memory are two messages of one kind."""
+    core = {"code": "gpu_temperature_high", "subject": "GPU 1", "message": "the core is at 86", "remedy": "Cool it."}
+    both = [core, {**core, "message": "the memory is at 97"}]
+    found = faults_of([{"faults": both}, {"faults": [{**core, "message": "hot"}]}])
+    assert [fault.message for fault in found] == ["the core is at 86", "the memory is at 97"]
 
 
 def test_long_words_are_cut() -> None:

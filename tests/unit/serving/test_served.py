@@ -30,13 +30,15 @@ SETTINGS = Settings(
 )
 
 
-def systemd(**changed: str) -> object:
+def systemd(again: int | None = 2, **changed: str) -> object:
+    """``again``: so many restarts are in the journal; null where it may not be read."""
     shown = {
         "ActiveState": "active",
         "SubState": "running",
         "UnitFileState": "enabled",
         "NeedDaemonReload": "no",
-        "NRestarts": "3",
+        "NRestarts": "0",
+        "Result": "success",
         "ActiveEnterTimestamp": "Mon 2026-11-30 12:10:01 UTC",
         "StatusText": "ready on port 8080",
         "DropInPaths": "",
@@ -44,6 +46,10 @@ def systemd(**changed: str) -> object:
     }
 
     def runner(argv: Sequence[str], timeout: float) -> Completed:
+        if argv[0] == "journalctl":
+            assert argv[1].startswith("UNIT=llama-server")
+            line = "llama-server.service: Scheduled restart job, restart counter is at 1.\n"
+            return Completed(tuple(argv), 1 if again is None else 0, stdout=line * (again or 0))
         return Completed(tuple(argv), 0, stdout="\n".join(f"{name}={value}" for name, value in shown.items()))
 
     return runner
@@ -89,8 +95,8 @@ class Ground:
         )
         return path
 
-    def look(self, **shown: str) -> tuple[list[dict[str, object]], list[str], str]:
-        found = look(folder=self.units, runner=systemd(**shown), calibrated=self.calibrated)  # type: ignore[arg-type]
+    def look(self, again: int | None = 2, **shown: str) -> tuple[list[dict[str, object]], list[str], str]:
+        found = look(folder=self.units, runner=systemd(again, **shown), calibrated=self.calibrated)  # type: ignore[arg-type]
         faults = [fault for unit in found for fault in unit.faults]
         return [unit.server for unit in found], [fault.code for fault in faults], " ".join(f.message for f in faults)
 
@@ -118,7 +124,7 @@ def test_what_was_rendered_is_read_again(ground: Ground) -> None:
     # 8000 is padded to 8192 by the plan.
     assert (server["context_per_request"], server["load_timeout"], server["backend"]) == (8192, 240, "cuda")
     assert server["model_files"] == [str(path) for path in ground.shards]
-    assert (server["state"], server["restarts"]) == ("active (running)", 3)
+    assert (server["state"], server["restarts"]) == ("active (running)", 2)
 
 
 def test_a_server_without_key_with_tls_on_the_cpu(ground: Ground) -> None:
@@ -160,6 +166,26 @@ def test_what_systemd_says(ground: Ground, shown: dict[str, str], code: str, sai
     _, codes, text = ground.look(**shown)
     assert codes == [code]
     assert said in text
+
+
+@pytest.mark.parametrize(
+    ("again", "codes"), [(None, []), (0, []), (2, []), (3, ["service_restarted"]), (40, ["service_restarted"])]
+)
+def test_a_server_that_dies_and_comes_back_is_not_well(ground: Ground, again: int | None, codes: list[str]) -> None:
+    """systemd's own counter is back at 0 after each start that succeeds."""
+    ground.write()
+    [server], found, said = ground.look(again)
+    assert (server["restarts"], found) == (again, codes)
+    assert not codes or f"{again} times within a day" in said
+
+
+def test_one_that_was_stopped_is_only_to_be_started(ground: Ground) -> None:
+    ground.write()
+    stopped = {"ActiveState": "inactive", "SubState": "dead"}
+    unit = look(folder=ground.units, runner=systemd(**stopped), calibrated=ground.calibrated)[0]  # type: ignore[arg-type]
+    [fault] = unit.faults
+    assert fault.message == "inactive (dead), it was stopped and did not fail"
+    assert fault.remedy == "systemctl start llama-server, unless it is stopped on purpose"
 
 
 def test_an_engine_that_is_gone_is_why_a_server_does_not_run(ground: Ground) -> None:
