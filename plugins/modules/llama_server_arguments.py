@@ -284,57 +284,61 @@ EXAMPLES = r"""
 RETURN = r"""
 argv:
   description: The command line, word by word, beginning with the program.
-  returned: always
+  returned: success
   type: list
   elements: str
   sample: [/opt/llama.cpp/current/bin/llama-server, --model, /srv/models/m.gguf, --ctx-size, '16384', --parallel, '2']
 environment:
   description: Environment of the server.
-  returned: always
+  returned: success
   type: dict
   sample: {CUDA_DEVICE_ORDER: PCI_BUS_ID}
 unit:
-  description: Text of the unit file.
-  returned: always
+  description: Text of the default server's unit file.
+  returned: success
   type: str
+units:
+  description: Text of each server's unit file, by its name without its ending.
+  returned: success
+  type: dict
 servers:
   description:
     - All servers, the default one first; each with the values below of its own, the unit's C(name) without its ending and the C(instance) that it
       is, empty for the default one.
     - Also C(host), C(port), C(backend), C(parallel), C(api_key_file) and C(context_wanted), as its settings say.
-  returned: always
+  returned: success
   type: list
   elements: dict
   sample: [{name: llama-server, instance: '', port: 8080}, {name: llama-server@b, instance: b, port: 8081}]
 leftover_units:
   description: Units of instances that this collection wrote and that O(instances) does not have any more, without their ending.
-  returned: always
+  returned: success
   type: list
   elements: str
   sample: [llama-server@old]
 files:
   description: Files that belong to the units, each with C(path) and C(content); none holds a secret.
-  returned: always
+  returned: success
   type: list
   elements: dict
 absent_files:
   description: Paths of such files that must not be there any more, once the units are in use.
-  returned: always
+  returned: success
   type: list
   elements: str
 maintenance_timer:
   description: Unit of the timer of O(maintenance_restart).
-  returned: always
+  returned: success
   type: str
   sample: llama-server-maintenance.timer
 maintenance_installed:
   description: Whether that timer is there now.
-  returned: always
+  returned: success
   type: bool
 memory:
   description:
     - What each GPU in use will hold, in the engine's order; empty without GPUs, and where C(nvidia-smi) or the model do not answer.
-  returned: always
+  returned: success
   type: list
   elements: dict
   contains:
@@ -373,100 +377,100 @@ memory:
       type: float
 client_filter:
   description: What keeps other clients away, V(systemd) or V(nftables). Null where O(allowed_clients) is empty or nobody else reaches the address.
-  returned: always
+  returned: success
   type: str
   sample: systemd
 client_rules:
   description: Rules for C(nft -f), which the unit reads before each start; empty unless RV(client_filter) is V(nftables).
-  returned: always
+  returned: success
   type: str
 account_exists:
   description: Whether there is an account O(user).
-  returned: always
+  returned: success
   type: bool
 argument_files:
   description: Files that O(extra_args) names, which the server reads at its start.
-  returned: always
+  returned: success
   type: list
   elements: str
 tls_files:
   description: Files of O(tls), which the server reads at its start.
-  returned: always
+  returned: success
   type: list
   elements: str
 has_keys:
   description: Whether clients must present an API key.
-  returned: always
+  returned: success
   type: bool
 metrics:
   description: Whether the server has C(/metrics).
-  returned: always
+  returned: success
   type: bool
 model_files:
   description: Paths of all shards of the model; of a model in one file that one.
-  returned: always
+  returned: success
   type: list
   elements: str
   sample: [/srv/models/m-00001-of-00002.gguf, /srv/models/m-00002-of-00002.gguf]
 alias:
   description: Name of the model for clients.
-  returned: always
+  returned: success
   type: str
   sample: qwen3.8-flash-next
 base_url:
   description: Address of the endpoint for clients on the machine itself.
-  returned: always
+  returned: success
   type: str
   sample: http://127.0.0.1:8080/v1
 split_mode:
   description: How the model is split; null without GPUs.
-  returned: always
+  returned: success
   type: str
   sample: layer
 gpus:
   description: Bus ids of the GPUs in use, in the engine's order. Empty when they are not known, or without GPUs.
-  returned: always
+  returned: success
   type: list
   elements: str
   sample: ['0000:1a:00.0', '0000:1c:00.0']
 gpu_count:
   description: GPUs in use. Null when unknown, or without GPUs.
-  returned: always
+  returned: success
   type: int
   sample: 4
 context_per_request:
   description: Tokens that a request will be granted, O(context_per_request) rounded up to 256.
-  returned: always
+  returned: success
   type: int
   sample: 65536
 total_context:
   description: Tokens in all, the engine's C(--ctx-size).
-  returned: always
+  returned: success
   type: int
   sample: 131072
 architecture:
   description: Architecture of the model. Null when the file could not be read.
-  returned: always
+  returned: success
   type: str
   sample: qwen4exp
 engine_version:
   description: Version of the installed engine. Null when it does not say.
-  returned: always
+  returned: success
   type: str
   sample: 0.5.0-dev
 load_timeout:
   description: Seconds allowed for loading.
-  returned: always
+  returned: success
   type: int
   sample: 840
 notes:
   description: What is worth knowing of the settings and stands against nothing.
-  returned: always
+  returned: success
   type: list
   elements: str
 would_verify:
   description: Whether this was check mode and engine or model were missing, so that they were not judged.
-  returned: always
+  returned: success
   type: bool
 faults:
   description: What stands against the settings, most serious first. The codes are listed in C(docs/faults.md).
@@ -493,6 +497,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from ansible_collections.volta.llm.plugins.module_utils.arguments import SYSROOT, VARIABLES
+from ansible_collections.volta.llm.plugins.module_utils.faults import is_fatal
 from ansible_collections.volta.llm.plugins.module_utils.machine import Machine
 from ansible_collections.volta.llm.plugins.module_utils.module import VoltaModule
 from ansible_collections.volta.llm.plugins.module_utils.results import finish
@@ -577,7 +582,12 @@ def main() -> None:
     )
     settings = Settings(unit=options.name, **given)
     prepared = prepare(settings, options, machine, check=module.check_mode, instances=instances)
-    finish(module, prepared.faults, changed=False, **prepared.results)
+    # Of settings that are refused only the reasons are told: a unit of a hundred lines would hide them.
+    if any(map(is_fatal, prepared.faults)):
+        finish(module, prepared.faults, changed=False)
+    servers = [{key: value for key, value in server.items() if key != "unit"} for server in prepared.results["servers"]]
+    units = {server["name"]: server["unit"] for server in prepared.results["servers"]}
+    finish(module, prepared.faults, changed=False, **{**prepared.results, "servers": servers, "units": units})
 
 
 if __name__ == "__main__":

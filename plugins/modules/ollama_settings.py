@@ -186,45 +186,45 @@ EXAMPLES = r"""
 RETURN = r"""
 version:
   description: The release.
-  returned: always
+  returned: success
   type: str
 unit:
   description: Text of the unit file to write. Null where there is one of others, which stays as it is.
-  returned: always
+  returned: success
   type: str
 dropin:
   description: Text of the drop-in C(50-volta.conf).
-  returned: always
+  returned: success
   type: str
 dropin_path:
   description: Its path.
-  returned: always
+  returned: success
   type: str
   sample: /etc/systemd/system/ollama.service.d/50-volta.conf
 binary:
   description: The program that the unit runs.
-  returned: always
+  returned: success
   type: str
   sample: /opt/ollama/current/bin/ollama
 secrets_file:
   description: File of the variables that hold a login, which the drop-in names and the role writes for root alone. Null where there is none.
-  returned: always
+  returned: success
   type: str
   sample: /etc/ollama/secrets.env
 secret_names:
   description: Their names.
-  returned: always
+  returned: success
   type: list
   elements: str
   sample: [HTTPS_PROXY]
 environment:
   description: Variables that drop-in and RV(secrets_file) set. A login within an address is cut out.
-  returned: always
+  returned: success
   type: dict
   sample: {OLLAMA_HOST: '127.0.0.1:11434', OLLAMA_CONTEXT_LENGTH: '8192'}
 effective_environment:
   description: Variables that the service will have from all files of its unit together.
-  returned: always
+  returned: success
   type: list
   elements: dict
   contains:
@@ -244,78 +244,78 @@ effective_environment:
       type: int
 files:
   description: Files that belong to the unit, each with C(path) and C(content).
-  returned: always
+  returned: success
   type: list
   elements: dict
 absent_files:
   description: Paths of such files that must not be there any more, once the unit is in use.
-  returned: always
+  returned: success
   type: list
   elements: str
 conflicts:
   description: As O(conflicts).
-  returned: always
+  returned: success
   type: list
   elements: str
 client_filter:
   description: What keeps other clients away, V(nftables). Null where nobody else reaches the address, or everybody may.
-  returned: always
+  returned: success
   type: str
 account_exists:
   description: Whether there is an account O(user).
-  returned: always
+  returned: success
   type: bool
 home:
   description: Folder for the service's key and caches.
-  returned: always
+  returned: success
   type: str
   sample: /var/lib/ollama
 root_url:
   description: Address of Ollama's own API for clients on the machine itself.
-  returned: always
+  returned: success
   type: str
   sample: http://127.0.0.1:11434
 base_url:
   description: Address of the OpenAI-compatible endpoint for clients on the machine itself.
-  returned: always
+  returned: success
   type: str
   sample: http://127.0.0.1:11434/v1
 backend:
   description: As O(backend).
-  returned: always
+  returned: success
   type: str
 gpus:
   description: Bus ids of the GPUs in use. Empty when they are not known, or without GPUs.
-  returned: always
+  returned: success
   type: list
   elements: str
   sample: ['0000:1a:00.0', '0000:1c:00.0']
 gpu_count:
   description: GPUs in use. Null when unknown, or without GPUs.
-  returned: always
+  returned: success
   type: int
 llm_library:
   description: The library that Ollama is told to use. Null where the choice is left to it.
-  returned: always
+  returned: success
   type: str
   sample: cuda_v12
 load_timeout:
   description: Seconds without progress after which loading is given up.
-  returned: always
+  returned: success
   type: int
   sample: 600
 start_timeout:
   description: Seconds to wait for the service to be ready, the wait for devices among them.
-  returned: always
+  returned: success
   type: int
 endpoints:
   description: For each of O(models) what a client needs to know, in the form of RV(volta.llm.llama_server_arguments#module:servers).
-  returned: always
+  returned: success
   type: list
   elements: dict
 notes:
   description: What is worth knowing of the settings and stands against nothing.
-  returned: always
+  returned: success
   type: list
   elements: str
 warnings:
@@ -413,7 +413,9 @@ def main() -> None:
     for fault in as_shown(module, prepared.faults):
         if not is_fatal(fault):
             module.warn(as_text([fault]))
-    finish(module, prepared.faults, changed=False, **prepared.results)
+    # Of settings that are refused only the reasons are told: whole unit files would hide them.
+    refused = any(map(is_fatal, prepared.faults))
+    finish(module, prepared.faults, changed=False, **({} if refused else prepared.results))
 
 
 if __name__ == "__main__":
