@@ -656,6 +656,25 @@ def bus_ids(machine: Machine, pci: Sequence[PciDevice]) -> list[str]:
     return list(known)
 
 
+def cuda_devices(machine: Machine) -> tuple[list[PciDevice], dict[str, str]]:
+    """The GPUs that CUDA counts, in bus order, and why it does not count the others of the bus, by bus id.
+
+    CUDA knows those that the loaded driver runs. Before it is loaded nothing tells them apart, and all are counted.
+    """
+    devices = sorted(pci_devices(machine), key=lambda device: device.bus_id)
+    run = {card["bus_id"]: card["excluded"] for card in driver_gpus(machine) if card["bus_id"]}
+    if not run:
+        return devices, {}
+    others = {}
+    for device in devices:
+        if run.get(device.bus_id, True):
+            holder = f"the kernel driver {device.driver} has it" if device.driver else "no kernel driver has it"
+            if device.driver == "nvidia":
+                holder = "the NVIDIA driver is told to leave it out" if device.bus_id in run else "it did not start it"
+            others[device.bus_id] = f"the NVIDIA driver does not run it: {holder}"
+    return [device for device in devices if device.bus_id not in others], others
+
+
 def driver_gpus(machine: Machine) -> list[dict[str, Any]]:
     """Cards that the loaded driver knows: ``bus_id``, ``product``, ``uuid``, ``excluded``; from /proc/driver/nvidia."""
     base = "/proc/driver/nvidia/gpus"

@@ -16,7 +16,7 @@ from typing import Any
 from ..addresses import address_of, is_loopback
 from ..faults import Fault, FaultError
 from ..machine import Machine, Runner, run
-from ..nvidia.inventory import loaded_version, pci_devices
+from ..nvidia.inventory import cuda_devices, loaded_version
 from ..serving import memory
 from ..serving.account import check_account
 from ..serving.arguments import Surroundings, reachable_host, visible_gpus
@@ -364,8 +364,9 @@ def look_at_cards(settings: Settings, machine: Machine) -> tuple[_Cards, list[Fa
         if settings.gpus:
             faults.append(_invalid("backend", "cpu uses no GPU, but `gpus` is set", "Remove `gpus`."))
         return _Cards(Surroundings(), {}, {}, [], ()), faults
-    devices = {device.bus_id: device for device in pci_devices(machine)}
-    around = Surroundings(gpu_bus_ids=tuple(sorted(devices)), gpu_uuids=memory.uuids_of(machine))
+    found, others = cuda_devices(machine)
+    devices = {device.bus_id: device for device in found}
+    around = Surroundings(gpu_bus_ids=tuple(devices), gpu_uuids=memory.uuids_of(machine), gpu_others=others)
     visible, used, faults = visible_gpus(settings.gpus, around)
     if used is not None and all(bus in around.gpu_uuids for bus in used):
         # An index is another card once one has failed.

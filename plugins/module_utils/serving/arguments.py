@@ -127,6 +127,7 @@ class Surroundings:
 
     ``flags``: options the installed engine has. ``gpu_bus_ids``: the machine's GPUs in bus order, ``gpu_uuids`` their
     UUIDs by bus id as far as the driver tells them. ``gpu``: their PCI device id where all are of one kind.
+    ``gpu_others``: why CUDA does not count the others of the bus, by bus id.
     """
 
     flags: frozenset[str] = frozenset()
@@ -136,6 +137,7 @@ class Surroundings:
     gpu_bus_ids: tuple[str, ...] = ()
     gpu: str | None = None
     gpu_uuids: Mapping[str, str] = field(default_factory=dict)
+    gpu_others: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -360,21 +362,31 @@ def visible_gpus(gpus: Sequence[str], around: Surroundings) -> tuple[list[str], 
     faults: list[Fault] = []
     for gpu in map(str, gpus):
         if re.fullmatch(r"(GPU|MIG)-[0-9a-fA-F-]{8,}", gpu):
-            visible.append(gpu)
-            used.append(by_uuid.get(gpu.lower()))
+            # CUDA takes the beginning of a UUID as well, where it is that of one card.
+            begun = sorted(uuid for uuid in by_uuid if gpu.startswith("GPU-") and uuid.startswith(gpu.lower()))
+            bus = by_uuid[begun[0]] if len(begun) == 1 else None
+            visible.append(gpu if bus is None or gpu.lower() in by_uuid else around.gpu_uuids[bus])
+            used.append(bus)
+            named = [f"{at} {around.gpu_uuids[at]}" for at in all_here if at in around.gpu_uuids]
+            if len(begun) > 1:
+                faults.append(_gpu_unknown(f"{gpu} begins the UUIDs of {len(begun)} GPUs: write it in full", named))
+            elif bus is not None and bus in around.gpu_others:
+                faults.append(_gpu_unknown(f"{gpu} cannot be used: {around.gpu_others[bus]}", named))
             # With every card's UUID known one that is none of them is a mistake; a MIG device has one of its own.
-            if used[-1] is None and gpu.startswith("GPU-") and all_here and len(by_uuid) == len(all_here):
-                named = [f"{bus} {around.gpu_uuids[bus]}" for bus in all_here if bus in around.gpu_uuids]
+            elif bus is None and gpu.startswith("GPU-") and all_here and all(at in around.gpu_uuids for at in all_here):
                 faults.append(_gpu_unknown(f"{gpu} is no GPU of this machine", named))
-        elif re.fullmatch(r"\d{1,2}", gpu):
+        elif re.fullmatch(r"[0-9]{1,2}", gpu):
             visible.append(str(int(gpu)))
             used.append(all_here[int(gpu)] if int(gpu) < len(known) else None)
             if known and int(gpu) >= len(known):
                 faults.append(_gpu_unknown(f"{gpu} is not an index of {len(known)} GPUs", all_here))
         elif re.fullmatch(r"(?:[0-9a-fA-F]{4,8}:)?[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]", gpu):
+            other = next((why for at, why in around.gpu_others.items() if bus_id(at) == bus_id(gpu)), None)
             if bus_id(gpu) in known:
                 visible.append(str(known.index(bus_id(gpu))))
                 used.append(all_here[known.index(bus_id(gpu))])
+            elif other is not None:
+                faults.append(_gpu_unknown(f"{gpu} cannot be used: {other}", all_here))
             else:
                 faults.append(_gpu_unknown(f"{gpu} is no GPU of this machine", all_here))
         else:

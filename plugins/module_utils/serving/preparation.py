@@ -22,7 +22,7 @@ from ..addresses import address_of, is_loopback
 from ..engine.capabilities import parse_help
 from ..faults import Fault
 from ..machine import Machine, Runner, run
-from ..nvidia.inventory import pci_devices
+from ..nvidia.inventory import cuda_devices
 from . import calibration, maintenance, memory, model_file
 from .account import check_account
 from .arguments import COPY_NAMES, Plan, Settings, Surroundings, plan, root_url
@@ -103,7 +103,7 @@ class Ground:
         return self._engines[binary]
 
     @cached_property
-    def gpus(self) -> tuple[tuple[str, ...], str | None]:
+    def gpus(self) -> tuple[tuple[str, ...], str | None, dict[str, str]]:
         return inspect_gpus(self.gpu_machine)
 
     @cached_property
@@ -246,7 +246,7 @@ def _prepare_one(server: Server, options: UnitOptions, ground: Ground, alike: Co
     if ground.check:
         faults = [fault for fault in faults if fault.code not in absent]
 
-    bus_ids, gpu = ground.gpus if cuda else ((), None)
+    bus_ids, gpu, other_gpus = ground.gpus if cuda else ((), None, {})
     computed = plan(
         settings,
         Surroundings(
@@ -255,6 +255,7 @@ def _prepare_one(server: Server, options: UnitOptions, ground: Ground, alike: Co
             architecture=model.architecture,
             model_context=model.context,
             gpu_bus_ids=bus_ids,
+            gpu_others=other_gpus,
             gpu=gpu,
             gpu_uuids=ground.uuids if cuda else {},
         ),
@@ -495,11 +496,12 @@ def _manifest(program: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
-def inspect_gpus(machine: Machine) -> tuple[tuple[str, ...], str | None]:
-    """Bus ids of the NVIDIA GPUs in bus order, which CUDA follows too, and their device id if all are alike."""
-    found = {device.bus_id: device.pci_id for device in pci_devices(machine)}
-    kinds = set(found.values())
-    return tuple(sorted(found)), kinds.pop().removeprefix("10de:") if len(kinds) == 1 else None
+def inspect_gpus(machine: Machine) -> tuple[tuple[str, ...], str | None, dict[str, str]]:
+    """Bus ids of the GPUs that CUDA counts, in its order, their device id if all are alike, and why not the others."""
+    devices, others = cuda_devices(machine)
+    kinds = {device.pci_id for device in devices}
+    kind = kinds.pop().removeprefix("10de:") if len(kinds) == 1 else None
+    return tuple(device.bus_id for device in devices), kind, others
 
 
 def parse_by_engine(settings: Settings, computed: Plan, runner: Runner = run) -> list[Fault]:

@@ -404,6 +404,17 @@ def test_gpus_by_uuid_are_looked_up() -> None:
     assert codes(made(gpus=["GPU-99999999-aaaa-bbbb-cccc-000000000000"])) == []
 
 
+def test_the_beginning_of_a_uuid() -> None:
+    """CUDA takes it where it is that of one card only."""
+    uuids = {bus: f"GPU-1b9bf9b{number // 2}-{number}aaa-bbbb" for number, bus in enumerate(BUS_IDS[:3])}
+    around = replace(V100X4, gpu_bus_ids=BUS_IDS[:3], gpu_uuids=uuids)
+    found = made(around, gpus=["GPU-1B9bf9b1"])
+    assert (found.faults, found.gpus) == ((), ("0000:1d:00.0",))
+    assert found.environment["CUDA_VISIBLE_DEVICES"] == "GPU-1b9bf9b1-2aaa-bbbb"
+    (fault,) = made(around, gpus=["GPU-1b9bf9b0"]).faults
+    assert (fault.code, "write it in full" in fault.message) == ("gpu_unknown", True)
+
+
 def test_the_order_of_the_bus_is_always_asked_for() -> None:
     """E14 LostRuins/koboldcpp#1023: without it CUDA counts the fastest card first."""
     assert made().environment["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"

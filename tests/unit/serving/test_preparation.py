@@ -259,7 +259,56 @@ def test_the_service_is_not_in_its_own_way(engine: Path, model: Path, gpus: Mach
 
 
 def test_gpus_are_counted_by_bus_in_order(gpus: Machine) -> None:
-    assert inspect_gpus(gpus) == (("0000:1a:00.0", "0000:1c:00.0"), "1db5")
+    assert inspect_gpus(gpus) == (("0000:1a:00.0", "0000:1c:00.0"), "1db5", {})
+
+
+@pytest.fixture
+def mixed(gpus: Machine) -> Machine:
+    """Beside the two V100 of the driver an old display card without a driver, and a V100 kept for a virtual machine."""
+    devices = gpus.path("/sys/bus/pci/devices")
+    for bus_id, device in (("0000:03:00.0", "0x128b"), ("0000:1d:00.0", "0x1db5")):
+        (devices / bus_id).mkdir()
+        for name, value in (("vendor", "0x10de"), ("class", "0x030000"), ("device", device)):
+            (devices / bus_id / name).write_text(value + "\n")
+    drivers = {"0000:1a:00.0": "nvidia", "0000:1c:00.0": "nvidia", "0000:1d:00.0": "vfio-pci"}
+    for bus_id, driver in drivers.items():
+        (devices / bus_id / "driver").symlink_to(f"/sys/bus/pci/drivers/{driver}")
+    for number, bus_id in enumerate(("0000:1a:00.0", "0000:1c:00.0")):
+        folder = gpus.path(f"/proc/driver/nvidia/gpus/{bus_id}")
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(f"GPU UUID: GPU-{number}a1b2c3d-0000\nBus Location: {bus_id}\n")
+    return gpus
+
+
+def test_cuda_counts_the_cards_of_the_driver(engine: Path, large: Path, mixed: Machine) -> None:
+    for gpu, bus_id, index in (
+        ("1a:00.0", "0000:1a:00.0", "0"),
+        ("0", "0000:1a:00.0", "0"),
+        ("1", "0000:1c:00.0", "1"),
+    ):
+        found = prepared(engine, large, mixed, backend="cuda", gpus=[gpu])
+        assert (codes(found), found.results["gpus"]) == ([], [bus_id])
+        assert found.results["environment"]["CUDA_VISIBLE_DEVICES"] == index
+        assert "devices --count 2 " in found.results["unit"]
+    assert inspect_gpus(mixed)[:2] == (("0000:1a:00.0", "0000:1c:00.0"), "1db5")
+
+
+@pytest.mark.parametrize(
+    ("gpu", "why"), [("1d:00.0", "the kernel driver vfio-pci has it"), ("0000:03:00.0", "no kernel driver has it")]
+)
+def test_a_card_that_the_driver_does_not_run(engine: Path, large: Path, mixed: Machine, gpu: str, why: str) -> None:
+    (fault,) = prepared(engine, large, mixed, backend="cuda", gpus=[gpu]).faults
+    assert fault.code == "gpu_unknown"
+    assert why in fault.message
+    assert "Here: 0000:1a:00.0, 0000:1c:00.0." in fault.remedy
+
+
+def test_a_card_that_the_driver_leaves_out(mixed: Machine) -> None:
+    path = mixed.path("/proc/driver/nvidia/gpus/0000:1a:00.0/information")
+    path.write_text(path.read_text() + "GPU Excluded: Yes\n")
+    bus_ids, _, others = inspect_gpus(mixed)
+    assert bus_ids == ("0000:1c:00.0",)
+    assert "told to leave it out" in others["0000:1a:00.0"]
 
 
 def test_the_cards_count_decides_over_tensor_split(engine: Path, model: Path, gpus: Machine) -> None:
