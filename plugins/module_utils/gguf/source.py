@@ -164,7 +164,16 @@ class UrlSource:
         self._timeout = timeout
         self._limit = limit
         self._attempts = attempts
-        context = ssl.create_default_context(cafile=ca_file)
+        try:
+            context = ssl.create_default_context(cafile=ca_file)
+        except (OSError, ValueError) as exc:
+            text = None if isinstance(exc, (ssl.SSLError, ValueError)) else exc.strerror
+            raise gguf_error(
+                "gguf_url_failed",
+                "ca_file",
+                f"{ca_file}: {text or 'holds no certificates in PEM'}",
+                "Give a file that can be read with certificates in PEM (-----BEGIN CERTIFICATE-----), or leave it out.",
+            ) from None
         self._opener = urllib.request.build_opener(_SameHostRedirects, urllib.request.HTTPSHandler(context=context))
         self._blocks: dict[int, bytes] = {}
         self.size = 0

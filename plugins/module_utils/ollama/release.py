@@ -40,7 +40,7 @@ from ..serving.service import full_name, journal_tail, status
 from ..transfer.checksums import checksum_for
 from ..transfer.deliver import Delivery, Wanted
 from ..transfer.engine import Settings, amount
-from ..transfer.http import redact
+from ..transfer.http import redact, trusting
 from ..transfer.sources import check_url, read_checksum_file, source_of
 from .catalogue import fault
 
@@ -213,6 +213,11 @@ def check(asked: Asked) -> list[Fault]:
         if problem:
             kinds = "an address (http, https)" if name == "mirror" else "an absolute path or an address (http, https)"
             bad(name, f"{redact(place)}: {problem}", f"Write {kinds}.")
+    if asked.settings.ca_path:
+        try:
+            trusting(asked.settings.ca_path)
+        except FaultError as exc:
+            bad(exc.fault.subject, exc.fault.message, exc.fault.remedy)
     found = check_version(asked.version)
     if found is not None:
         faults.append(found)

@@ -27,8 +27,10 @@ from dataclasses import dataclass, field
 from typing import cast
 from urllib.parse import quote, unquote, urljoin, urlsplit, urlunsplit
 
+from ..faults import FaultError
 from ..headers import sendable, unfit_header, whole_number
 from ..proxies import in_a_network
+from .catalogue import fault
 
 REDIRECTS = (301, 302, 303, 307, 308)
 MAX_REDIRECTS = 10
@@ -418,7 +420,7 @@ class Session:
         connection: http.client.HTTPConnection
         peer = Origin.of(proxy) if proxy else origin
         if origin.scheme == "https":
-            context = ssl.create_default_context(cafile=self._ca_path)
+            context = trusting(self._ca_path)
             connection = http.client.HTTPSConnection(peer.host, peer.port, timeout=self._timeout, context=context)
             if proxy:
                 credentials = _proxy_credentials(proxy)
@@ -428,6 +430,23 @@ class Session:
             connection = http.client.HTTPConnection(peer.host, peer.port, timeout=self._timeout)
         connection._create_connection = _connect_any  # type: ignore[attr-defined]
         return connection
+
+
+def trusting(ca_path: str | None) -> ssl.SSLContext:
+    """What certificates are checked with: those of the file, or the system's. FaultError: bad_argument."""
+    try:
+        return ssl.create_default_context(cafile=ca_path)
+    except (OSError, ValueError) as exc:
+        # ssl's own errors are OSErrors too, with a text only OpenSSL's authors understand.
+        text = None if isinstance(exc, (ssl.SSLError, ValueError)) else exc.strerror
+        raise FaultError(
+            fault(
+                "bad_argument",
+                "ca_path",
+                f"{plain(str(ca_path))}: {text or 'holds no certificates in PEM'}",
+                "Give a file that can be read with certificates in PEM (-----BEGIN CERTIFICATE-----), or leave it out.",
+            )
+        ) from None
 
 
 def _response(

@@ -113,11 +113,11 @@ def read_lock(document: Any) -> Lock:
     if not isinstance(document, Mapping) or document.get("version") != VERSION:
         raise _invalid("is not a lock of version 1")
     sources = []
-    for entry in document.get("sources") or []:
+    for entry in _entries(document.get("sources"), "sources"):
         if not isinstance(entry, Mapping) or not isinstance(entry.get("id"), str):
             raise _invalid("has a source without id")
         files = []
-        for number, given in enumerate(entry.get("files") or []):
+        for number, given in enumerate(_entries(entry.get("files"), f"{entry['id']}: files")):
             name = given.get("name") if isinstance(given, Mapping) else None
             size, sha256 = (given.get("size"), given.get("sha256")) if isinstance(given, Mapping) else (None, None)
             if not isinstance(name, str) or not name or "/" in name:
@@ -126,11 +126,22 @@ def read_lock(document: Any) -> Lock:
                 raise _invalid(f"{entry['id']}: sha256 of {name} is not 64 hexadecimal digits in lower case")
             if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 0):
                 raise _invalid(f"{entry['id']}: size of {name} is not a number of bytes")
-            files.append(LockedFile(name, size, str(sha256) if sha256 else None, given.get("path")))
-        sources.append(LockedSource(entry["id"], tuple(files), entry.get("revision"), entry.get("commit")))
+            path = given.get("path")
+            if path is not None and not isinstance(path, str):
+                raise _invalid(f"{entry['id']}: path of {name} is no text")
+            files.append(LockedFile(name, size, str(sha256) if sha256 else None, path))
+        # A revision such as 1.0 is a number for YAML.
+        pinned = [None if entry.get(key) is None else str(entry[key]) for key in ("revision", "commit")]
+        sources.append(LockedSource(entry["id"], tuple(files), *pinned))
     if not any(source.files for source in sources):
         raise _invalid("holds no file")
     return Lock(tuple(sources), str(document.get("model") or ""))
+
+
+def _entries(given: Any, where: str) -> list[Any]:
+    if given is not None and not isinstance(given, list):
+        raise _invalid(f"{where} is no list")
+    return given or []
 
 
 def _invalid(message: str) -> FaultError:
@@ -297,6 +308,9 @@ def _probe(url: str, settings: Settings, headers: Mapping[str, str]) -> tuple[in
         return from_hops(session.get(url, {"Range": "bytes=0-0"}).hops)
     except (Unreachable, TimeoutError):
         return None, None
+    except FaultError:
+        # An option is wrong.
+        raise
     except Exception as exc:  # noqa: BLE001 - a probe only adds what it finds
         del exc
         return None, None

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -11,19 +12,22 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..faults import Fault
+from ..faults import Fault, FaultError
 from ..gguf.shards import shard_name
 from ..headers import unfit_header, unfit_value
 from .catalogue import fault
 from .checksums import checksum_for
 from .deliver import Wanted, proved_by_hash
 from .engine import Settings
-from .http import redact
+from .http import plain, redact, trusting
 from .lockfile import Lock, check_against
 from .ollama_store import manifest_path
 from .raw_parts import RawPart, missing_parts, raw_part
-from .sources import HUBS, Source, check_url, kind_of, read_checksum_file, source_id, source_of
+from .sources import HUBS, Source, check_url, hub_of, kind_of, read_checksum_file, source_id, source_of
 from .store import Places
+
+#: Bytes of a file's name; what is kept beside the file has longer ones, up to C(.progress.json.new).
+LONGEST_NAME = 255 - len(".progress.json.new")
 
 
 def wanted_files(params: Mapping[str, Any]) -> tuple[list[Wanted], list[Fault]]:
@@ -38,12 +42,20 @@ def wanted_sets(params: Mapping[str, Any], lock: Lock | None = None) -> tuple[li
     All sources that have the same files make one set. A source has files of its own where its entry lists them, or
     where the lock says that it has other bytes.
     """
+    unfit = _unfit_path(str(params["dest"]))
+    if unfit:
+        return [], [_bad("dest", unfit, "Write the path of a file or folder that the file system can have.")]
     faults: list[Fault] = []
     dest = Path(params["dest"])
     single = not params.get("files")
     headers = dict(params.get("headers") or {})
     token = params.get("token")
     faults += _unfit(params, "")
+    if params.get("ca_path"):
+        try:
+            trusting(params["ca_path"])
+        except FaultError as exc:
+            faults.append(exc.fault)
     if single:
         if dest.is_dir():
             faults.append(_bad("dest", f"{dest} is a folder", "Name the file, or give files[] to fill a folder."))
@@ -118,7 +130,8 @@ def _own_entries(
 ) -> tuple[list[dict[str, Any]], list[Fault]]:
     """What a source's files are: its own list or the common one, with what the lock says."""
     own = whole_sets(spec["files"]) if spec is not None and spec.get("files") else [dict(entry) for entry in entries]
-    if lock is None:
+    if lock is None or (spec is not None and spec_problem(spec)):
+        # What is wrong with an entry is said where its source is made.
         return own, []
     locked, faults = check_against(lock, spec, own)
     for entry in own:
@@ -144,6 +157,18 @@ def _not_one_file(spec: Mapping[str, Any] | None, own: Sequence[Mapping[str, Any
     ]
 
 
+def _unfit_path(path: str, longest: int = 255) -> str | None:
+    """Why no file system can have a path, or null; ``longest`` in bytes, of the last name in it."""
+    if "\0" in path:
+        return "has a NUL character in it"
+    lengths = [len(os.fsencode(name)) for name in path.rstrip("/").split("/")]
+    if max(lengths) > 255 or lengths[-1] > longest:
+        return f"has a name of {max(lengths)} bytes in it; there is room for {longest}"
+    if sum(lengths) + len(lengths) > 4000:
+        return f"has {sum(lengths) + len(lengths)} bytes; there is room for 4000"
+    return None
+
+
 def _same_files(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> bool:
     def shown(entries: Sequence[Mapping[str, Any]]) -> list[tuple[Any, ...]]:
         return [(entry["name"], entry.get("size"), entry.get("sha256")) for entry in entries]
@@ -166,8 +191,13 @@ def _one_set(
         if not name or "/" in name or name in (".", "..") or name.endswith(".part"):
             faults.append(_bad(f"files: {name}", "is not a plain file name", "Write the name without a folder."))
             continue
+        unfit = _unfit_path(name, LONGEST_NAME)
+        if unfit:
+            faults.append(_bad(f"files: {plain(name, 60)}", unfit, "Give the file a shorter, plain name."))
+            continue
         wanted.append(_wanted(entry, folder / name, specs, headers, token, faults, lock))
     faults += _shard_faults([item.dest.name for item in wanted])
+    faults += _same_place(wanted)
     wanted = _joined(wanted, faults)
     counts = {len(item.sources) for item in wanted}
     if len(counts) > 1:
@@ -179,6 +209,34 @@ def _one_set(
             )
         )
     return wanted, faults
+
+
+def _same_place(wanted: Sequence[Wanted]) -> list[Fault]:
+    """Several files that are to come from one place, and one name for several: all would be the same bytes."""
+    names = [item.dest.name for item in wanted]
+    faults = [
+        _bad(f"files: {name}", "is listed more than once", "List each file once.")
+        for name in dict.fromkeys(names)
+        if names.count(name) > 1
+    ]
+    wholes = {part.whole for name in names if (part := raw_part(name)) is not None}
+    asked: dict[tuple[str, str], dict[str, Wanted]] = {}
+    for item in wanted:
+        # A whole only proves its parts; Ollama and the control node are judged elsewhere.
+        for source in item.sources if item.dest.name not in wholes else ():
+            if source.kind not in ("ollama", "controller"):
+                asked.setdefault((source.label, source.url or source.path or ""), {})[item.dest.name] = item
+    for (label, _), items in asked.items():
+        same = {item.sha256 for item in items.values()}
+        if len(items) > 1 and (len(same) > 1 or None in same):
+            faults.append(
+                _bad(
+                    f"source {label}",
+                    f"is one file, and {', '.join(items)} are wanted from it",
+                    "Give each file an address of its own, or the folder that they are in, with / at its end.",
+                )
+            )
+    return faults
 
 
 def _joined(wanted: list[Wanted], faults: list[Fault]) -> list[Wanted]:
@@ -317,7 +375,7 @@ def _wanted(
         for each in [{"url": url} for url in urls] if spec is None else [spec]:
             problem = spec_problem(each)
             if problem:
-                named = redact(str(each.get("url") or each.get("file") or ""))
+                named = redact(str(each.get("url") or each.get("file") or each.get("repo") or ""))
                 faults.append(_bad(f"{subject}: source {named}", *problem))
                 continue
             locked = lock.source(source_id(each)) if lock is not None and spec is not None else None
@@ -333,12 +391,24 @@ def spec_problem(spec: Mapping[str, Any]) -> tuple[str, str] | None:
     needs = {"url": "url", "file": "file", "controller": "controller", "ollama": "model"}.get(kind, "repo")
     if not spec.get(needs):
         return f"lacks {needs}", f"A source of type {kind} needs {needs}."
+    if kind in ("file", "controller"):
+        unfit = _unfit_path(str(spec[kind]))
+        if unfit:
+            return unfit, "Write the path of a file or folder."
     if kind == "url":
         problem = check_url(str(spec["url"]))
         if problem:
             return problem, "Write an address that begins with http:// or https://."
     if kind in HUBS and str(spec["repo"]).strip("/").count("/") != 1:
         return f"repo is {spec['repo']!r}", "Write owner/name."
+    if kind in HUBS:
+        base = hub_of(spec).base
+        if check_url(base):
+            named = "endpoint" if spec.get("endpoint") else "HF_ENDPOINT in the environment"
+            shown = redact(base)
+            return f"{named} is {shown!r}, which is no http or https address", (
+                f"Write https://{shown}." if "://" not in base else "Write an address that begins with https://."
+            )
     if kind == "ollama" and manifest_path(str(spec["model"])) is None:
         return f"model is {spec['model']!r}", "Write the name as `ollama list` shows it, such as qwen3:8b."
     return None

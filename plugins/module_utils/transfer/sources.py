@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from ..faults import Fault, FaultError
 from ..gguf.shards import shard_name
@@ -24,6 +24,8 @@ from .ollama_store import find_blob
 HUGGINGFACE = "https://huggingface.co"
 MODELSCOPE = "https://www.modelscope.cn"
 HUBS = ("huggingface", "modelscope")
+#: An address up to its query, and the rest.
+_QUERY = re.compile(r"([^?#]*)(.*)", re.DOTALL)
 #: Pages of a listing that are followed; a folder of a model has one.
 MAX_PAGES = 20
 
@@ -95,13 +97,20 @@ def kind_of(spec: Mapping[str, Any]) -> str:
 def hub_of(spec: Mapping[str, Any], path: str | None = None) -> Hub:
     """The hub of an entry; ``path`` of a file overrides the entry's own."""
     kind = kind_of(spec)
-    path = str(spec.get("path") or "") if path is None else path
+    path = _hub_path(spec) if path is None else path
     endpoint = spec.get("endpoint")
     if kind == "huggingface":
         base, revision = endpoint or os.environ.get("HF_ENDPOINT") or HUGGINGFACE, spec.get("revision") or "main"
     else:
         base, revision = endpoint or MODELSCOPE, spec.get("revision") or "master"
-    return Hub(kind, str(base).rstrip("/"), str(spec["repo"]).strip("/"), str(revision), path.rpartition("/")[0])
+    return Hub(
+        kind, str(base).strip().rstrip("/"), str(spec["repo"]).strip("/"), str(revision), path.rpartition("/")[0]
+    )
+
+
+def _hub_path(spec: Mapping[str, Any]) -> str:
+    """The path of an entry, without what the hubs' own copied links have behind it."""
+    return str(spec.get("path") or "").removesuffix("?download=true")
 
 
 def source_id(spec: Mapping[str, Any]) -> str:
@@ -175,22 +184,26 @@ def source_of(
         path = str(Path(path) / name) if folder else _for_shard(path, name)
         return Source(path=path, size=size, sha256=sha256, kind=kind)
     if kind == "url":
-        url = str(spec["url"])
-        url = url + quote(name) if url.endswith("/") else _for_shard(url, name)
+        # What is asked for stands before the query, which belongs to every file of the set.
+        path, query = _QUERY.fullmatch(str(spec["url"]).strip()).groups()  # type: ignore[union-attr]
+        url = (path + quote(name) if path.endswith("/") else _for_shard(path, name, escaped=True)) + query
         return Source(url=url, size=size, sha256=sha256, headers=own)
-    path = str(locked.get("path") or spec.get("path") or "")
+    path = str(locked.get("path") or _hub_path(spec))
     path = path + name if not path or path.endswith("/") else _for_shard(path, name)
     hub = hub_of({**spec, **({"revision": locked["revision"]} if locked.get("revision") else {})}, path)
     return Source(hub.file(path), None, size, sha256, own, kind, hub.listing, path)
 
 
-def _for_shard(path: str, name: str) -> str:
-    """The path of the shard ``name`` where ``path`` is that of another shard of its set; else the path as it is."""
+def _for_shard(path: str, name: str, escaped: bool = False) -> str:
+    """The path of the shard ``name`` where ``path`` is that of another shard of its set; else the path as it is.
+
+    ``escaped``: the path is that of an address.
+    """
     folder, slash, last = path.rpartition("/")
-    there, asked = shard_name(last), shard_name(name)
+    there, asked = shard_name(unquote(last) if escaped else last), shard_name(name)
     if there is None or asked is None or (there.stem, there.count) != (asked.stem, asked.count):
         return path
-    return f"{folder}{slash}{name}"
+    return f"{folder}{slash}{quote(name) if escaped else name}"
 
 
 def from_hops(hops: Mapping[str, str]) -> tuple[int | None, str | None]:
@@ -227,13 +240,22 @@ def _listed(kind: str, listing: Any) -> Iterator[Listed]:
     if kind == "huggingface":
         for entry in listing if isinstance(listing, list) else []:
             if isinstance(entry, dict) and entry.get("type", "file") == "file":
-                lfs = entry.get("lfs") or {}
-                yield Listed(str(entry.get("path")), lfs.get("size") or entry.get("size"), _hash(lfs.get("oid")))
+                lfs = entry.get("lfs")
+                lfs = lfs if isinstance(lfs, dict) else {}
+                size = _size(lfs.get("size"))
+                yield Listed(
+                    str(entry.get("path")), _size(entry.get("size")) if size is None else size, _hash(lfs.get("oid"))
+                )
         return
     data = listing.get("Data") if isinstance(listing, dict) else None
-    for entry in (data or {}).get("Files") or []:
+    entries = data.get("Files") if isinstance(data, dict) else None
+    for entry in entries if isinstance(entries, list) else []:
         if isinstance(entry, dict) and entry.get("Type", "blob") == "blob":
-            yield Listed(str(entry.get("Path")), entry.get("Size"), _hash(entry.get("Sha256")))
+            yield Listed(str(entry.get("Path")), _size(entry.get("Size")), _hash(entry.get("Sha256")))
+
+
+def _size(told: Any) -> int | None:
+    return told if isinstance(told, int) and not isinstance(told, bool) and told >= 0 else None
 
 
 def _hash(text: Any) -> str | None:
@@ -327,7 +349,7 @@ def read_checksum_file(place: str, settings: Settings, headers: Mapping[str, str
             return response.read_small(16 << 20).decode("utf-8", "replace")
         finally:
             session.close()
-    except (Unreachable, ProtocolError, HostRefused, OSError) as exc:
+    except (Unreachable, ProtocolError, HostRefused, OSError, ValueError) as exc:
         reason = exc.strerror if isinstance(exc, OSError) and exc.strerror else str(exc)
         raise FaultError(
             fault(

@@ -405,6 +405,14 @@ def test_a_header_that_cannot_be_sent_is_named_and_not_shown(server: Server, val
     assert "secret" not in str(model.faults)
 
 
+def test_certificates_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "ca.pem").write_text("no certificate")
+    for place in (tmp_path / "ca.pem", tmp_path / "missing.pem", tmp_path):
+        model = open_model("https://127.0.0.1:1/m.gguf", ca_file=str(place))
+        assert codes(model) == ["gguf_url_failed"]
+        assert model.faults[0].subject == "ca_file"
+
+
 def test_a_header_with_a_line_end_is_sent_without_it(server: Server) -> None:
     real(server.folder / "m.gguf")
     assert open_model(f"{server.url}/m.gguf", {"Authorization": "Bearer hf_x\r\n"}).faults == []

@@ -208,6 +208,7 @@ def test_a_machine_without_archive_is_refused_unless_it_brings_its_own(desk: Des
         ({"archive": "ftp://m.example/a.tgz"}, "archive"),
         ({"mirror": "/srv/mirror"}, "mirror"),
         ({"checksums": "sums.txt"}, "checksums"),
+        ({"settings": replace(PATIENCE, ca_path="/nonexistent/ca.pem")}, "ca_path"),
     ],
 )
 def test_options_that_cannot_work_are_refused(desk: Desk, options: dict[str, Any], subject: str) -> None:

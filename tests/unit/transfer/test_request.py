@@ -4,21 +4,24 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ansible_collections.volta.llm.plugins.module_utils.faults import FaultError
 from ansible_collections.volta.llm.plugins.module_utils.transfer.checksums import checksum_for, parse_checksums
-from ansible_collections.volta.llm.plugins.module_utils.transfer.deliver import Wanted
+from ansible_collections.volta.llm.plugins.module_utils.transfer.deliver import Delivery, Wanted
 from ansible_collections.volta.llm.plugins.module_utils.transfer.http import redact, retry_after
+from ansible_collections.volta.llm.plugins.module_utils.transfer.lockfile import gather
 from ansible_collections.volta.llm.plugins.module_utils.transfer.request import (
     secrets_in,
     wanted_files,
     with_checksums,
 )
-from ansible_collections.volta.llm.plugins.module_utils.transfer.sources import source_of
+from ansible_collections.volta.llm.plugins.module_utils.transfer.sources import _listed, source_of
 
 from tests.unit.transfer.conftest import CONTENT, SHA256, Desk
 from tests.unit.transfer.site import Exchange, Site
@@ -110,6 +113,115 @@ def test_what_is_no_address_shows_no_login_either(tmp_path: Path, url: str, show
         (problem,) = problems(tmp_path, url=url)
         assert "hid" not in problem
     assert secrets_in({"url": "user:hidden@h/p"}) == {"hidden"}
+
+
+@pytest.mark.parametrize("kind", ["missing", "no certificate", "folder", "no path"])
+def test_certificates_that_cannot_be_read(desk: Desk, tmp_path: Path, kind: str) -> None:
+    place = tmp_path / "ca.pem"
+    if kind == "no certificate":
+        place.write_text("no certificate")
+    elif kind == "folder":
+        place.mkdir()
+    ca_path = "a\0b" if kind == "no path" else str(place)
+    (problem,) = problems(tmp_path, url="https://127.0.0.1:9/m", ca_path=ca_path)
+    assert problem.startswith("ca_path: ")
+    # Whoever comes by another way is told the same, whatever it was wanted for.
+    settings = dataclasses.replace(desk.settings, ca_path=ca_path)
+    hub = {"type": "huggingface", "repo": "o/n", "endpoint": "https://127.0.0.1:9"}
+    attempts: list[Callable[[], object]] = [
+        lambda: Delivery([Wanted(desk.dest, None, None, (source_of(hub, "m", {}),))], settings).run(),
+        lambda: gather([{"name": "m"}], [hub], settings, {}),
+        lambda: gather([{"name": "m", "url": "https://127.0.0.1:9/m"}], [], settings, {}),
+        lambda: with_checksums([Wanted(desk.dest)], "https://127.0.0.1:9/m", settings, {}),
+    ]
+    for attempt in attempts:
+        with pytest.raises(FaultError) as caught:
+            attempt()
+        assert (caught.value.fault.code, caught.value.fault.subject) == ("bad_argument", "ca_path")
+
+
+@pytest.mark.parametrize("place", ["option", "environment"])
+@pytest.mark.parametrize(
+    ("endpoint", "remedy"),
+    [("hf-mirror.com", "https://hf-mirror.com"), ("u:hidden@hf-mirror.com/", "https://hf-mirror.com"), ("ftp://h", "")],
+)
+def test_an_endpoint_without_scheme(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, endpoint: str, remedy: str
+) -> None:
+    spec = {"type": "huggingface", "repo": "o/n"}
+    if place == "option":
+        spec["endpoint"] = endpoint
+    else:
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+    _, faults = wanted_files({"dest": str(tmp_path / "m"), "sources": [spec]})
+    (fault,) = faults
+    assert (fault.code, "o/n" in fault.subject) == ("bad_argument", True)
+    assert ("endpoint" if place == "option" else "HF_ENDPOINT") in fault.message
+    assert remedy in fault.remedy
+    assert "hidden" not in str(fault)
+
+
+@pytest.mark.parametrize(
+    ("options", "fits"),
+    [
+        ({"url": "http://h/m.gguf"}, False),
+        ({"file": "/srv/m.gguf"}, False),
+        ({"type": "huggingface", "repo": "o/n", "path": "Q4/m.gguf"}, False),
+        ({"type": "modelscope", "repo": "o/n", "path": "Q4/m.gguf"}, False),
+        ({"url": "http://h/"}, True),
+        ({"url": "http://h/?token=abc"}, True),
+        ({"file": "/srv/"}, True),
+        ({"type": "huggingface", "repo": "o/n", "path": "Q4/"}, True),
+    ],
+)
+def test_one_place_is_not_several_files(tmp_path: Path, options: dict[str, Any], fits: bool) -> None:
+    files: list[dict[str, Any]] = [{"name": "m.gguf", "sha256": HASH}, {"name": "mmproj.gguf"}]
+    found = problems(tmp_path, files=files, sources=[options])
+    assert len(found) == (0 if fits else 1)
+    assert fits or "m.gguf, mmproj.gguf" in found[0]
+    # The same bytes under two names are no mistake.
+    same = [{**entry, "sha256": HASH} for entry in files]
+    assert problems(tmp_path, files=same, sources=[options]) == []
+
+
+def test_one_address_is_not_several_files(tmp_path: Path) -> None:
+    def found(*addresses: str) -> list[str]:
+        names = ("m.gguf", "mmproj.gguf")
+        return problems(tmp_path, files=[{"name": n, "url": url} for n, url in zip(names, addresses, strict=True)])
+
+    assert len(found("http://h/m.gguf", "http://h/m.gguf")) == 1
+    assert found("http://h/get?file=1", "http://h/get?file=2") == []
+    parts = [{"name": f"m.gguf.{letter}"} for letter in "ab"]
+    assert len(problems(tmp_path, files=parts, sources=[{"url": "http://h/m.gguf.a"}])) == 1
+    assert problems(tmp_path, files=[{"name": "m.gguf"}, *parts], sources=[{"url": "http://h/"}]) == []
+    mirrors = [{"name": "a", "urls": ["http://h/a", "http://i/b"]}, {"name": "b", "urls": ["http://i/b", "http://h/b"]}]
+    assert len(problems(tmp_path, files=mirrors)) == 1
+
+
+def test_a_file_that_is_listed_twice(tmp_path: Path) -> None:
+    # The run would wait for its own lock.
+    assert len(problems(tmp_path, files=[{"name": "m.gguf"}, {"name": "m.gguf"}], sources=[{"url": "http://h/"}])) == 1
+
+
+@pytest.mark.parametrize("name", ["m" * 300, "m" * 250, "\u4e2d" * 100, "m\0"])
+def test_names_that_no_file_system_has(tmp_path: Path, name: str) -> None:
+    assert len(problems(tmp_path, files=[{"name": name}])) == 1
+    _, faults = wanted_files({"dest": str(tmp_path / name)})
+    assert [fault.code for fault in faults] == ["bad_argument"]
+    _, faults = wanted_files({"dest": str(tmp_path / name / ("n" * 300) / "m.gguf")})
+    assert [fault.code for fault in faults] == ["bad_argument"]
+
+
+@pytest.mark.parametrize("kind", ["file", "controller"])
+def test_paths_of_sources_that_cannot_be(tmp_path: Path, kind: str) -> None:
+    for path in ("/srv/" + "m" * 300, "/srv/m\0", "/" + "a/" * 3000 + "m"):
+        assert len(problems(tmp_path, sources=[{"type": kind, kind: path}])) == 1
+
+
+def test_the_longest_name_is_brought(site: Site, desk: Desk) -> None:
+    dest = desk.dest.with_name("m" * 232 + ".gguf")
+    desk.order(site.url("/model.gguf"), dest=dest)
+    assert dest.read_bytes() == CONTENT
 
 
 BAD_VALUES = ["hidden\nhidden", "hidden\r\n hidden", "hidden\0hidden", "hidden\u4e2d"]
@@ -238,6 +350,31 @@ def test_the_hubs_own_hash_is_held_against_the_bytes(site: Site, desk: Desk, lin
     report = desk.order(sha256=None, sources=(source,))
     assert [fault.code for fault in report.faults] == ["hash_mismatch"]
     assert not desk.dest.exists()
+
+
+@pytest.mark.parametrize("kind", ["huggingface", "modelscope"])
+@pytest.mark.parametrize(
+    "listing",
+    [
+        None,
+        "error",
+        {"Data": "error"},
+        {"Data": [{"Files": []}]},
+        {"Data": {"Files": "error"}},
+        {"Data": {"Files": ["error", None]}},
+        ["error", None, 3],
+    ],
+)
+def test_a_list_that_is_none(kind: str, listing: Any) -> None:
+    assert list(_listed(kind, listing)) == []
+
+
+@pytest.mark.parametrize("size", [True, "12", -1, [1], 1.5])
+def test_entries_of_a_list_that_say_nothing(size: Any) -> None:
+    (entry,) = _listed("huggingface", [{"path": "m", "lfs": True, "size": size}])
+    assert (entry.path, entry.size, entry.sha256) == ("m", None, None)
+    (entry,) = _listed("modelscope", {"Data": {"Files": [{"Path": "m", "Size": size, "Sha256": [1]}]}})
+    assert (entry.path, entry.size, entry.sha256) == ("m", None, None)
 
 
 def test_modelscopes_list(site: Site, desk: Desk) -> None:

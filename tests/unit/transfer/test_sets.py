@@ -186,6 +186,20 @@ def test_a_shard_with_an_address_of_its_own_cannot_stand_for_others(tmp_path: Pa
     assert "shards are missing: " + SHARDS[0] in faults[0].message
 
 
+@pytest.mark.parametrize("first", ["m-00001-of-00003.gguf", "Q4/m-00001-of-00003.gguf"])
+def test_a_copied_link_to_one_shard_leads_to_all(first: str) -> None:
+    # Hugging Face puts a query behind the link that it gives out for copying.
+    address = f"http://h/o/n/resolve/main/{first}?download=true"
+    hub = {"type": "huggingface", "repo": "o/n", "path": f"{first}?download=true"}
+    for name in SHARDS:
+        place = f"/o/n/resolve/main/{first.replace(SHARDS[0], name)}"
+        assert source_of({"url": address}, name, {}).url == f"http://h{place}?download=true"
+        assert source_of(hub, name, {}).url == f"https://huggingface.co{place}"
+    assert source_of({"url": "http://h/Q4/?token=abc"}, SHARDS[1], {}).url == f"http://h/Q4/{SHARDS[1]}?token=abc"
+    odd = "http://h/my%20m-00001-of-00002.gguf"
+    assert source_of({"url": odd}, "my m-00002-of-00002.gguf", {}).url == odd.replace("00001-", "00002-")
+
+
 def test_a_hub_path_to_one_shard_leads_to_all() -> None:
     # C26
     spec = {"type": "huggingface", "repo": "o/n", "path": f"Q4/{SHARDS[1]}"}
@@ -547,6 +561,10 @@ def test_plain_addresses_are_locked_by_a_checksum_file_or_not_at_all(site: Site,
         },
         {"version": 1, "sources": [{"id": "a", "files": [{"name": "a", "size": "12 GB"}]}]},
         {"version": 1, "sources": [{"id": "a", "files": ["a"]}]},
+        {"version": 1, "sources": 3},
+        {"version": 1, "sources": {"id": "a"}},
+        {"version": 1, "sources": [{"id": "a", "files": 3}]},
+        {"version": 1, "sources": [{"id": "a", "files": [{"name": "a", "path": 3, "sha256": HASH}]}]},
     ],
 )
 def test_what_is_no_lock(document: Any) -> None:
