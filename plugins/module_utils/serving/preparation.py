@@ -217,8 +217,24 @@ def _files(
 
 
 def read_files(settings: Settings) -> list[str]:
-    """Files that the server opens, links resolved: the model's, and those that further arguments name."""
-    return [os.path.realpath(path) for path in [*all_shards(settings.model), *named_paths(settings)]]
+    """Paths that the server goes through: those of its program, the model and files that further arguments name, and
+    where links on the way lead."""
+    given = [settings.binary, *all_shards(settings.model), *named_paths(settings)]
+    return list(dict.fromkeys(step for path in given for step in _steps(path)))
+
+
+def _steps(path: str) -> list[str]:
+    """A path as it is written, as it is after each link in it, and the end of them all."""
+    steps = [os.path.normpath(path)]
+    with contextlib.suppress(OSError):
+        # As many links as Linux follows.
+        for _ in range(40):
+            whole = Path(steps[-1])
+            link = next((at for at in [*reversed(whole.parents), whole] if at.is_symlink()), None)
+            if link is None:
+                break
+            steps.append(os.path.normpath(link.parent / link.readlink() / whole.relative_to(link)))
+    return [*steps, os.path.realpath(path)]
 
 
 def named_paths(settings: Settings) -> list[str]:

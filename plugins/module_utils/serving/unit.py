@@ -31,7 +31,7 @@ NVIDIA_DEVICES = ("char-nvidia-frontend", "char-nvidia", "char-nvidia-uvm", "cha
 class Unit:
     """What the unit says beside its command. ``load_timeout`` and ``stop_timeout`` in seconds.
 
-    ``name`` has no ending. ``paths`` are files that the server reads, links resolved. ``copies`` are files by the name
+    ``name`` has no ending. ``paths`` are those that the server goes through. ``copies`` are files by the name
     of the copy that the server reads (see COPIES). ``admitted`` are the networks that systemd lets through, null where
     it filters nothing; ``ruleset`` is the file that nftables reads before each start instead.
     """
@@ -136,7 +136,7 @@ def render(unit: Unit) -> str:
 
 
 def hardening(cuda: bool, paths: Sequence[str], families: str = "AF_INET AF_INET6 AF_UNIX") -> list[str]:
-    """What keeps a server in its place; ``cuda`` leaves it the cards. ``paths`` are what it uses, links resolved."""
+    """What keeps a server in its place; ``cuda`` leaves it the cards. ``paths`` are those that it goes through."""
     # What hides folders from the server must not hide what it uses there.
     home = "read-only" if any(path.startswith(("/home/", "/root/", "/run/user/")) for path in paths) else "yes"
     tmp = "no" if any(path.startswith(("/tmp/", "/var/tmp/")) for path in paths) else "yes"

@@ -774,12 +774,38 @@ def test_files_behind_links_and_of_further_arguments_are_readable(tmp_path: Path
     shards[0].symlink_to("/home/ai/one.gguf")
     shards[1].symlink_to("/var/lib/models/two.gguf")
     words = ["--chat-template-file", "/root/t.jinja", "--mmproj=/mnt/p.gguf", "--jinja", "--grammar", "root ::= [a-z]"]
-    assert read_files(Settings(model=str(shards[0]), extra_args=words)) == [
+    assert read_files(Settings(model=str(shards[0]), extra_args=words, binary="/opt/x/bin/llama-server")) == [
+        "/opt/x/bin/llama-server",
+        str(shards[0]),
         "/home/ai/one.gguf",
+        str(shards[1]),
         "/var/lib/models/two.gguf",
         "/root/t.jinja",
         "/mnt/p.gguf",
     ]
+
+
+def test_a_way_that_leads_through_a_home_and_out_again(tmp_path: Path) -> None:
+    """A unit that hides homes finds no link there, wherever it leads."""
+    home = tmp_path / "home"
+    data = tmp_path / "data"
+    home.mkdir()
+    data.mkdir()
+    (home / "models").symlink_to(data)
+    (tmp_path / "srv").symlink_to("home/models")
+    (data / "m.gguf").write_text("x")
+    found = read_files(Settings(model=f"{tmp_path}/data/../srv/m.gguf", binary="/home/ops/llama-server"))
+    assert found == [
+        "/home/ops/llama-server",
+        f"{tmp_path}/srv/m.gguf",
+        f"{home}/models/m.gguf",
+        f"{data}/m.gguf",
+    ]
+
+
+def test_homes_are_shown_to_a_server_whose_program_is_in_one(engine: Path, model: Path, gpus: Machine) -> None:
+    found = prepared(Path("/home/ops/llama-server"), model, gpus, check=True)
+    assert "ProtectHome=read-only\n" in found.results["unit"]
 
 
 @pytest.mark.parametrize(
