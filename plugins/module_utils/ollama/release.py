@@ -37,10 +37,10 @@ from ..machine import C_LOCALE, run, run_in
 from ..progress import ProgressWriter
 from ..serving.catalogue import CATALOGUE as SERVING
 from ..serving.service import full_name, journal_tail, status
-from ..transfer.checksums import checksum_for
+from ..transfer.checksums import look_up
 from ..transfer.deliver import Delivery, Wanted
 from ..transfer.engine import Settings, amount
-from ..transfer.http import redact, trusting
+from ..transfer.http import plain, redact, trusting
 from ..transfer.sources import check_url, read_checksum_file, source_of
 from .catalogue import fault
 
@@ -447,12 +447,13 @@ class _Run:
         for place in places:
             shown = redact(place) if "://" in place else place
             try:
-                found = checksum_for(read_checksum_file(place, self.asked.settings, {}), name)
+                listed = look_up(read_checksum_file(place, self.asked.settings, {}), name)
             except FaultError as exc:
                 failures.append(f"{shown}: {exc.fault.message}")
                 continue
+            found = listed.sha256
             if found is None:
-                failures.append(f"{shown} has none for {name}")
+                failures.append(f"{shown} {plain(listed.reason, 400)}")
                 continue
             if by == "list":
                 self.outcome.notes.append(

@@ -24,9 +24,9 @@ from typing import Any
 
 from ..faults import Fault, FaultError
 from .catalogue import fault
-from .checksums import checksum_for
+from .checksums import checksum_for, look_up
 from .engine import Settings, SourceFailed
-from .http import Session, Unreachable
+from .http import Session, Unreachable, plain
 from .raw_parts import raw_part
 from .sources import (
     HUBS,
@@ -229,9 +229,15 @@ def _from_urls(
 ) -> LockedSource | None:
     """What the files' own addresses and the checksum file say; null where that leaves a file without a hash."""
     files = []
+    alone = sum(not entry.get("sha256") for entry in entries) == 1
     for entry in entries:
         size, sha256 = entry.get("size"), entry.get("sha256")
-        sha256 = str(sha256).lower() if sha256 else checksum_for(text, str(entry["name"]))
+        if not sha256:
+            found = look_up(text, str(entry["name"]), alone)
+            sha256 = found.sha256
+            if sha256 is None and text:
+                gathered.notes.append(f"The checksum file {plain(found.reason, 400)}")
+        sha256 = str(sha256).lower() if sha256 else None
         url = entry.get("url") or next(iter(entry.get("urls") or []), None)
         if url and sha256 is None:
             told_size, sha256 = _probe(str(url), settings, headers)
@@ -291,9 +297,11 @@ def _ask(
         return LockedSource(identity, tuple(files))
     stated = {str(entry["name"]): entry for entry in spec.get("files") or []}
     files = []
+    names = list(names)
+    alone = sum(not stated.get(name, {}).get("sha256") for name in names) == 1
     for name in names:
         entry_of = stated.get(name, {})
-        sha256 = str(entry_of["sha256"]).lower() if entry_of.get("sha256") else checksum_for(text, name)
+        sha256 = str(entry_of["sha256"]).lower() if entry_of.get("sha256") else checksum_for(text, name, alone)
         size = entry_of.get("size")
         if sha256 is None and kind == "url":
             size, sha256 = _probe(source_of(spec, name, headers, token).url or "", settings, own)

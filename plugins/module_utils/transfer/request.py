@@ -16,7 +16,7 @@ from ..faults import Fault, FaultError
 from ..gguf.shards import shard_name
 from ..headers import unfit_header, unfit_value
 from .catalogue import fault
-from .checksums import checksum_for
+from .checksums import checksum_for, look_up
 from .deliver import Wanted, proved_by_hash
 from .engine import Settings
 from .http import plain, redact, trusting
@@ -290,15 +290,19 @@ def with_checksums(
     if all(proved_by_hash(item) for item in wanted):
         return wanted, []
     text = read_checksum_file(place, settings, headers)
+    alone = sum(not item.sha256 for item in wanted) == 1
     filled = []
     for item in wanted:
-        parts = tuple(replace(part, sha256=part.sha256 or checksum_for(text, part.dest.name)) for part in item.parts)
-        filled.append(replace(item, sha256=item.sha256 or checksum_for(text, item.dest.name), parts=parts))
+        # A hash without a name is that of the whole.
+        parts = tuple(
+            replace(part, sha256=part.sha256 or checksum_for(text, part.dest.name, alone=False)) for part in item.parts
+        )
+        filled.append(replace(item, sha256=item.sha256 or checksum_for(text, item.dest.name, alone), parts=parts))
     faults = [
         fault(
             "checksum_missing",
             redact(place) if "://" in place else place,
-            f"has no SHA-256 for {item.dest.name}",
+            plain(look_up(text, item.dest.name, alone).reason, 400),
             "Check the file's name (the one the publisher uses), or write its sha256.",
         )
         for item in filled

@@ -435,7 +435,7 @@ def test_without_any_hash_nothing_is_fetched(desk: Desk, project: Site, tmp_path
     assert "sha256sum.txt" in said(outcome)
     assert path not in [asked for asked, _ in project.asked]
     project.files["/project/v0.23.0/sha256sum.txt"] = b"0" * 64 + b"  ./ollama-darwin.tgz\n"
-    assert "has none for ollama-linux-amd64.tar.zst" in said(desk.ask(version="0.23.0"))
+    assert "has no SHA-256 for ollama-linux-amd64.tar.zst" in said(desk.ask(version="0.23.0"))
 
 
 def test_a_local_archive_with_another_hash_is_not_unpacked(desk: Desk) -> None:

@@ -12,7 +12,11 @@ from typing import Any
 
 import pytest
 from ansible_collections.volta.llm.plugins.module_utils.faults import FaultError
-from ansible_collections.volta.llm.plugins.module_utils.transfer.checksums import checksum_for, parse_checksums
+from ansible_collections.volta.llm.plugins.module_utils.transfer.checksums import (
+    checksum_for,
+    look_up,
+    parse_checksums,
+)
 from ansible_collections.volta.llm.plugins.module_utils.transfer.deliver import Delivery, Wanted
 from ansible_collections.volta.llm.plugins.module_utils.transfer.http import redact, retry_after
 from ansible_collections.volta.llm.plugins.module_utils.transfer.lockfile import gather
@@ -274,7 +278,50 @@ def test_checksum_files_in_usual_forms(text: str) -> None:
 def test_a_checksum_of_another_file_is_not_taken() -> None:
     assert checksum_for(f"{HASH}  other.gguf", "model.gguf") is None
     assert checksum_for(f"{HASH}\n{HASH}  other.gguf", "model.gguf") is None
-    assert parse_checksums("d41d8cd98f00b204e9800998ecf8427e  model.gguf") == {}
+    assert parse_checksums("d41d8cd98f00b204e9800998ecf8427e  model.gguf") == []
+
+
+OTHER = "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("text", "alone", "reason"),
+    [
+        (f"{HASH}\n{OTHER}", True, "2 SHA-256 without a name"),
+        (HASH, False, "not the only file"),
+        (f"{HASH}  a/model.gguf\n{OTHER}  b/model.gguf", True, "a/model.gguf, b/model.gguf"),
+        (f"{HASH}  model.gguf\nSHA256 (old/model.gguf) = {OTHER}", True, "model.gguf, old/model.gguf"),
+        (f"{HASH}\n{OTHER}  other.gguf", True, "no SHA-256 for model.gguf"),
+        ("", True, "no SHA-256 for model.gguf"),
+    ],
+)
+def test_a_checksum_that_could_be_another_file_s_is_none(text: str, alone: bool, reason: str) -> None:
+    found = look_up(text, "model.gguf", alone)
+    assert found.sha256 is None
+    assert reason in found.reason
+
+
+def test_a_checksum_that_is_there_twice(tmp_path: Path) -> None:
+    assert checksum_for(f"{HASH}\nsha256:{HASH}", "model.gguf") == HASH
+    assert checksum_for(f"{HASH}  a/model.gguf\n{HASH}  b/model.gguf", "model.gguf", alone=False) == HASH
+
+
+def test_a_bare_hash_is_for_one_file(desk: Desk, tmp_path: Path) -> None:
+    sums = tmp_path / "m.sha256"
+    sums.write_text(SHA256)
+    shards = [Wanted(tmp_path / f"m-{number:05d}-of-00002.gguf") for number in (1, 2)]
+    filled, faults = with_checksums(shards, str(sums), desk.settings, {})
+    assert [item.sha256 for item in filled] == [None, None]
+    assert ["not the only file" in fault.message for fault in faults] == [True, True]
+    gathered = gather([{"name": item.dest.name} for item in shards], [], desk.settings, {}, checksums=str(sums))
+    assert [fault.code for fault in gathered.faults] == ["not_locked"]
+    assert "not the only file" in " ".join(gathered.notes)
+    # The other has its own, so it is clear whose this is; of raw parts it is the whole's.
+    filled, _ = with_checksums([shards[0], dataclasses.replace(shards[1], sha256=HASH)], str(sums), desk.settings, {})
+    assert [item.sha256 for item in filled] == [SHA256, HASH]
+    parts = tuple(Wanted(tmp_path / f"m.gguf.{letter}") for letter in "ab")
+    (joined,), _ = with_checksums([Wanted(tmp_path / "m.gguf", parts=parts)], str(sums), desk.settings, {})
+    assert (joined.sha256, [part.sha256 for part in joined.parts]) == (SHA256, [None, None])
 
 
 def test_hashes_from_a_checksum_file(site: Site, desk: Desk, tmp_path: Path) -> None:
