@@ -8,9 +8,17 @@ import json
 import re
 from dataclasses import asdict, dataclass
 
+from ..transfer.raw_parts import raw_part
+
 #: How many bytes from the beginning are looked at.
 LOOKED_AT = 4096
-_RAW_PART = re.compile(r"\.gguf\.(?:[a-z]{1,2}|\d{1,3}|part-?[0-9a-z]+|part\d+of\d+)$", re.IGNORECASE)
+#: How files begin that are compressed, with what, and how they are unpacked.
+_COMPRESSED = [
+    (b"\x1f\x8b", "gzip", "gunzip NAME.gguf.gz"),
+    (b"\x28\xb5\x2f\xfd", "zstd", "unzstd NAME.gguf.zst"),
+    (b"\xfd7zXZ\0", "xz", "unxz NAME.gguf.xz"),
+    (b"BZh", "bzip2", "bunzip2 NAME.gguf.bz2"),
+]
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,7 @@ def identify(head: bytes, size: int, name: str = "") -> WrongFile | None:
     """
     if size == 0:
         return WrongFile("empty", "the file is empty", _AGAIN)
-    if _RAW_PART.search(name):
+    if raw_part(name) is not None:
         return WrongFile(
             "raw_split_part",
             "this is one part of a file that was cut into pieces",
@@ -79,10 +87,11 @@ def identify(head: bytes, size: int, name: str = "") -> WrongFile | None:
         )
     if head.startswith(b"PK\x03\x04"):
         return WrongFile("zip", "this is a zip archive or a PyTorch checkpoint", "Take the GGUF version of the model.")
-    if head.startswith(b"\x1f\x8b"):
-        return WrongFile("gzip", "this is compressed with gzip", "Unpack it first.")
-    if head.startswith(b"\x28\xb5\x2f\xfd"):
-        return WrongFile("zstd", "this is compressed with zstd", "Unpack it first.")
+    for magic, kind, command in _COMPRESSED:
+        if head.startswith(magic):
+            return WrongFile(
+                kind, f"this is compressed with {kind}", f"Unpack it first ({command}) and give the result."
+            )
     if head.startswith((b"ggml", b"lmgg", b"ggjt", b"tjgg", b"ggla", b"fmgg")):
         return WrongFile(
             "ggml", "this is a model of the formats before GGUF", "Take a GGUF version: engines no longer read this."

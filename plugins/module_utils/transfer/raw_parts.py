@@ -8,10 +8,12 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+#: What stands behind the whole's name: C(.a), C(.001), C(.part1of3), C(.part-00001-of-00002), C(-split-a). What is
+#: compressed (C(.gz), C(.xz)) is no part of the many letters that it would be.
 _NAME = re.compile(
-    r"(?P<whole>.+\.gguf)[.-](?:"
-    r"(?P<letters>[a-z]{1,2})|(?P<digits>\d{1,3})|part-?(?P<part>\d{1,3}|[a-z]{1,2})(?:of(?P<count>\d{1,3}))?"
-    r"|split-?(?P<split>\d{1,3}|[a-z]{1,2}))",
+    r"(?P<whole>.+\.gguf)[.-](?:(?P<word>part|split)[._-]?)?(?:"
+    r"(?P<digits>[0-9]{1,5})(?:[._-]?of[._-]?(?P<count>[0-9]{1,5}))?"
+    r"|(?!(?:gz|xz)$)(?P<letters>[a-z]{1,2}|(?(word)[a-z]{3}|(?!))))",
     re.IGNORECASE,
 )
 
@@ -32,7 +34,7 @@ def raw_part(name: str) -> RawPart | None:
     match = _NAME.fullmatch(name)
     if match is None:
         return None
-    text = (match["letters"] or match["digits"] or match["part"] or match["split"]).lower()
+    text = (match["letters"] or match["digits"]).lower()
     if text.isdigit():
         number = int(text)
     else:

@@ -53,6 +53,8 @@ POINTER = (
         (b"PK\x03\x04" + b"\0" * 100, "zip"),
         (b"\x1f\x8b\x08\0" + b"\0" * 100, "gzip"),
         (b"\x28\xb5\x2f\xfd" + b"\1" * 100, "zstd"),
+        (b"\xfd7zXZ\0\0\4" + b"\1" * 100, "xz"),
+        (b"BZh91AY&SY" + b"\1" * 100, "bzip2"),
         (b"tjgg\1\0\0\0", "ggml"),
         (b"FUGG\0\0\0\3", "byte_swapped"),
         (b"\0" * 1000, "zeros"),
@@ -80,7 +82,39 @@ def test_lfs_pointer_tells_what_it_stands_for(tmp_path: Path) -> None:
     assert wrong.oid.startswith("4cac73fe")
 
 
-@pytest.mark.parametrize("name", ["m.gguf.a", "m.gguf.ab", "m.gguf.part1of3", "m.gguf.part-a", "m.gguf.001"])
+@pytest.mark.parametrize(
+    ("ending", "content", "command"),
+    [
+        ("gz", b"\x1f\x8b\x08\0", "gunzip"),
+        ("xz", b"\xfd7zXZ\0", "unxz"),
+        ("zst", b"\x28\xb5\x2f\xfd", "unzstd"),
+        ("bz2", b"BZh9", "bunzip2"),
+    ],
+)
+def test_a_compressed_model_is_no_raw_part(tmp_path: Path, ending: str, content: bytes, command: str) -> None:
+    path = tmp_path / f"model.gguf.{ending}"
+    path.write_bytes(content + b"\1" * 100)
+    model = open_model(str(path))
+    assert codes(model) == ["gguf_wrong_file"]
+    assert "compressed" in model.faults[0].message
+    assert command in model.faults[0].remedy
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "m.gguf.a",
+        "m.gguf.ab",
+        "m.gguf.part1of3",
+        "m.gguf.part-a",
+        "m.gguf.001",
+        "m.gguf-split-a",
+        "m.gguf-part-b",
+        "m.gguf.part-00001-of-00002",
+        "m.gguf.0001",
+        "m.gguf.part_1",
+    ],
+)
 def test_raw_part_is_told_although_it_begins_like_a_gguf(tmp_path: Path, name: str) -> None:
     path = real(tmp_path / "m.gguf").rename(tmp_path / name)
     model = open_model(str(path))

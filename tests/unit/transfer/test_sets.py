@@ -284,6 +284,8 @@ def test_all_that_a_source_lacks_of_a_set_is_named_at_once(site: Site, desk: Des
 
 # -- raw parts ---------------------------------------------------------------------------------------------------------
 
+#: Compressed, not cut.
+PACKED = ["m.gguf.gz", "m.gguf.xz", "m.gguf.GZ", "m.gguf.zst", "m.gguf.bz2", "m.gguf.part", "m.gguf.split"]
 STYLES = [
     ("m.gguf.a", "m.gguf.b", "m.gguf.c"),
     ("m.gguf.aa", "m.gguf.ab", "m.gguf.ac"),
@@ -291,6 +293,13 @@ STYLES = [
     ("m.gguf.1", "m.gguf.2", "m.gguf.3"),
     ("m.gguf.part1of3", "m.gguf.part2of3", "m.gguf.part3of3"),
     ("m.gguf-split-a", "m.gguf-split-b", "m.gguf-split-c"),
+    ("m.gguf-part-a", "m.gguf-part-b", "m.gguf-part-c"),
+    ("m.gguf.part-00001-of-00003", "m.gguf.part-00002-of-00003", "m.gguf.part-00003-of-00003"),
+    ("m.gguf.0001", "m.gguf.0002", "m.gguf.0003"),
+    ("m.gguf.part_1", "m.gguf.part_2", "m.gguf.part_3"),
+    ("m.gguf.part.01", "m.gguf.part.02", "m.gguf.part.03"),
+    ("m.gguf.partaaa", "m.gguf.partaab", "m.gguf.partaac"),
+    ("m.gguf.split-1", "m.gguf.split-2", "m.gguf.split-3"),
 ]
 
 
@@ -304,7 +313,7 @@ def test_raw_parts_are_known_by_their_names(names: tuple[str, ...]) -> None:
     assert missing_parts([parts[0], parts[0]]) is not None
 
 
-@pytest.mark.parametrize("name", ["m.gguf", SHARDS[0], "m.gguf.sha256", "m.bin.a", "m.gguf.abc", ".gguf.a"])
+@pytest.mark.parametrize("name", ["m.gguf", SHARDS[0], "m.gguf.sha256", "m.bin.a", "m.gguf.abc", ".gguf.a", *PACKED])
 def test_what_is_no_raw_part(name: str) -> None:
     assert raw_part(name) is None
 
