@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import ipaddress
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,8 +30,13 @@ SPLIT_MODES = ("auto", "none", "layer", "row", "tensor")
 CACHE_TYPES = ("f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "iq4_nl", "q5_0", "q5_1")
 FLASH_ATTENTION = ("auto", "on", "off")
 
+#: Characters that no line of a unit and no word of a command may hold.
+CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 CONTEXT_STEP = 256
 CONTEXT_MINIMUM = 512
+#: Batch of the engine where none is set; it takes no larger micro-batch (llama.cpp 0.5.0, common/common.h:453,
+#: src/llama-context.cpp:248).
+BATCH = 2048
 KEY_MINIMUM = 16
 #: An explicit number means "all, and do not move any to the CPU"; no model has as many layers.
 ALL_LAYERS = "999"
@@ -70,7 +76,20 @@ FIXED = {
     "--path": "it serves files of the machine",
     "--api-prefix": "/health, by which the unit is seen to be ready, would be elsewhere",
     **dict.fromkeys(("-hft", "--hf-token"), "anyone on the machine could read it; role model downloads"),
+    **dict.fromkeys(
+        ("--version", "-h", "--help", "--usage", "--list-devices", "--license", "-cl", "--cache-list"),
+        "the engine prints something and ends, and nothing is served",
+    ),
+    "--completion-bash": "the engine prints something and ends, and nothing is served",
+    **dict.fromkeys(
+        ("--embedding", "--embeddings", "--rerank", "--reranking"),
+        "such a server answers no chat, by which it is proved and warmed up; role ollama serves models of vectors",
+    ),
 }
+#: Options that bring a model with its name, port and context; --spec-default and its kin concern the speed only.
+PRESET = re.compile(r"--(?!spec-)[a-z0-9.-]+-default")
+#: Whose values nobody is to see, not even in what was refused.
+SECRET = ("--api-key", "-hft", "--hf-token")
 #: How much the engine logs; from level 5 on each token of a prompt is a line (LC tools/server/server-context.cpp:3133).
 VERBOSITY = ("-lv", "--verbosity", "--log-verbosity")
 WITHOUT_PROMPTS = ("0", "1", "2", "3", "4")
@@ -164,7 +183,7 @@ class Plan:
 
 def plan(settings: Settings, around: Surroundings) -> Plan:
     """Judge the settings and compute the command line. Faults do not keep the rest from being computed."""
-    faults: list[Fault] = []
+    settings, faults = cleaned(settings)
     notes: list[str] = []
     alias = settings.alias or stem(settings.model)
     faults += _check_basics(settings, alias, around)
@@ -186,6 +205,10 @@ def plan(settings: Settings, around: Surroundings) -> Plan:
                 f"Write one number for each GPU, as in {[1] * gpu_count}, or leave it out: equal cards share evenly.",
             )
         )
+    if split and settings.backend == "cuda" and settings.split_mode == "none":
+        message = "`split_mode` none puts everything on one GPU"
+        remedy = "Remove it, or write `split_mode` auto."
+        faults.append(CATALOGUE.fault("tensor_split_invalid", "tensor_split", message, remedy))
     mode = None
     if settings.backend == "cuda" and settings.split_mode in SPLIT_MODES:
         mode = "layer" if settings.split_mode == "auto" else settings.split_mode
@@ -200,9 +223,11 @@ def plan(settings: Settings, around: Surroundings) -> Plan:
     argv, unknown = _render(settings.binary, wanted, around.flags)
     faults += unknown
     trial, _ = _render(settings.binary, _for_trial(wanted), around.flags)
-    extra = [str(word) for word in settings.extra_args]
+    extra = _without_secrets([str(word) for word in settings.extra_args])
 
-    environment = {str(name): str(value) for name, value in settings.environment.items()}
+    environment = {
+        str(name): str(value) for name, value in settings.environment.items() if str(name) not in MANAGED_ENVIRONMENT
+    }
     if settings.backend == "cuda":
         # The engine numbers cards by speed otherwise, and not as nvidia-smi does.
         environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
@@ -222,6 +247,35 @@ def plan(settings: Settings, around: Surroundings) -> Plan:
         faults=tuple(faults),
         notes=tuple(notes),
     )
+
+
+def cleaned(settings: Settings) -> tuple[Settings, list[Fault]]:
+    """The settings without control characters, of which a line break begins another line of the unit, and a fault for
+    each that had some. What is refused here is not shown: it may be a secret."""
+    faults = []
+
+    def clean(subject: str, text: str) -> str:
+        if CONTROL.search(text) is None:
+            return text
+        message = "it holds a line break or another control character"
+        faults.append(_invalid(subject, message, "Write it without; look for blanks at its end."))
+        return CONTROL.sub("?", text)
+
+    words = list(map(str, settings.extra_args))
+    texts: dict[str, Any] = {
+        name: clean(name, getattr(settings, name))
+        for name in ("model", "alias", "host", "api_key_file", "binary", "unit")
+    }
+    return replace(
+        settings,
+        **texts,
+        tls={str(name): clean("tls", str(value or "")) for name, value in settings.tls.items()},
+        extra_args=[clean(f"extra_args[{at}]", word) for at, word in enumerate(words)],
+        environment={
+            CONTROL.sub("?", str(name)): clean("environment", str(value))
+            for name, value in settings.environment.items()
+        },
+    ), faults
 
 
 def root_url(settings: Settings) -> str:
@@ -282,17 +336,34 @@ def _check_basics(settings: Settings, alias: str, around: Surroundings) -> list[
                 else ""
             )
             faults.append(_invalid(subject, f"{number} is out of range{why}", f"Write a number from {low} to {high}."))
-    most = around.model_context
+    most = _longest_context(settings, around)
     if most is not None and settings.context_per_request > most:
         faults.append(
             CATALOGUE.fault(
                 "context_too_large",
                 "context_per_request",
                 f"{settings.context_per_request} asked for, the model has {most}",
-                f"Write {most} or less.",
+                f"Write {most} or less. A model whose makers allow more is stretched in `extra_args`, as in "
+                "[--rope-scaling, yarn, --rope-scale, '4', --yarn-orig-ctx, '32768'].",
             )
         )
     return faults + _check_host(settings)
+
+
+def _longest_context(settings: Settings, around: Surroundings) -> int | None:
+    """What a request of the model may have: its own, or as far as YaRN stretches it; null where it is not known.
+
+    The engine moves its limit for YaRN alone (llama.cpp 0.5.0, src/llama-context.cpp:3891), and cuts all else to it.
+    """
+    words = list(map(str, settings.extra_args))
+    said = {option_of(word): value for word, value in itertools.pairwise(words) if option_of(word)}
+    if around.model_context is None or said.get("--rope-scaling") != "yarn":
+        return around.model_context
+    scale, part, original = (said.get(name, "") for name in ("--rope-scale", "--rope-freq-scale", "--yarn-orig-ctx"))
+    if not _is_number(scale) and _is_number(part) and float(part):
+        scale = f"{1 / float(part):f}"
+    begins = int(original) if re.fullmatch("[0-9]{1,9}", original) and int(original) else around.model_context
+    return int(begins * float(scale)) if _is_number(scale) and 0 < float(scale) < 1000 else around.model_context
 
 
 def _check_host(settings: Settings) -> list[Fault]:
@@ -348,7 +419,7 @@ def _tensor_split(given: Any) -> tuple[list[float], list[Fault]]:
 
 
 def _is_number(text: str) -> bool:
-    return re.fullmatch(r"\d+(\.\d+)?", text.strip()) is not None
+    return re.fullmatch(r"[0-9]+(\.[0-9]+)?", text.strip()) is not None
 
 
 def visible_gpus(gpus: Sequence[str], around: Surroundings) -> tuple[list[str], tuple[str, ...] | None, list[Fault]]:
@@ -470,16 +541,37 @@ def _check_keys(settings: Settings) -> list[Fault]:
     return faults
 
 
+def option_of(word: str) -> str:
+    """The option that a word of a command line is or begins with, as the engine knows it; empty for a value."""
+    if not word.startswith("-") or _is_number(word.lstrip("-")):
+        return ""
+    flag = re.split(r"[=\s]", word, maxsplit=1)[0]
+    # LC common/arg.cpp, common_params_parse_ex: an underscore is a dash.
+    return flag.replace("_", "-") if flag.startswith("--") else flag
+
+
+def _without_secrets(words: Sequence[str]) -> list[str]:
+    """``words`` as they may be shown. Options with a secret are refused, so that nothing is started without them."""
+    shown, value_of_one = [], False
+    for word in words:
+        secret = option_of(word) in SECRET
+        if not secret and not value_of_one:
+            shown.append(word)
+        # Where the word is the option alone, its value is the one behind.
+        value_of_one = secret and re.search(r"[=\s]", word) is None
+    return shown
+
+
 def _check_extra(settings: Settings, around: Surroundings) -> list[Fault]:
     faults = []
     owners = {flag: setting for setting, flags in MANAGED.items() for flag in flags}
     words = list(map(str, settings.extra_args))
     for word, value in zip(words, [*words[1:], ""], strict=False):
-        if re.search(r"[\x00-\x1f\x7f]", word) or word == "":
-            faults.append(_invalid("extra_args", f"{word!r} is empty or holds a control character", "Remove it."))
-        if not word.startswith("-") or _is_number(word.lstrip("-")):
+        if word == "":
+            faults.append(_invalid("extra_args", "a word of it is empty", "Remove it."))
+        flag = option_of(word)
+        if not flag:
             continue
-        flag = word.partition("=")[0]
         if flag in owners:
             faults.append(_managed("extra_args", flag, owners[flag]))
         elif flag in FIXED:
@@ -488,14 +580,29 @@ def _check_extra(settings: Settings, around: Surroundings) -> list[Fault]:
                     "argument_managed", "extra_args", f"{flag} is not to be set: {FIXED[flag]}", "Remove it."
                 )
             )
+        elif PRESET.fullmatch(flag):
+            message = f"{flag} brings a model of its own, and sets name, port and context"
+            remedy = "Remove it; bring the model with role model and write its path in `model`."
+            faults.append(CATALOGUE.fault("argument_managed", "extra_args", message, remedy))
         elif flag in VERBOSITY and value not in WITHOUT_PROMPTS:
             message = f"{flag} {value} is not to be set: from 5 on it writes prompts to the journal"
             faults.append(CATALOGUE.fault("argument_managed", "extra_args", message, f"Write {flag} 4, or less."))
         elif around.flags and flag not in around.flags:
             faults.append(_unknown_flag(flag, around.flags))
-    for name, value in settings.environment.items():
-        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)) or re.search(r"[\x00-\x1f\x7f]", str(value)):
-            faults.append(_invalid("environment", f"{name!r} or its value cannot be in a unit", "Remove or rename it."))
+        elif re.match(r"[^=]*\s", word):
+            message = f"{flag} and what follows it are one word, of which the engine knows no option"
+            faults.append(_invalid("extra_args", message, "Write option and value as two elements."))
+        elif (
+            flag in ("-b", "--batch-size")
+            and settings.ubatch
+            and re.fullmatch("[0-9]{1,9}", value)
+            and int(value) < settings.ubatch
+        ):
+            message = f"{settings.ubatch} is more than {flag} {value} in `extra_args`, and the engine takes the smaller"
+            faults.append(_invalid("ubatch", message, f"Remove {flag}, or write a smaller `ubatch`."))
+    for name in settings.environment:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", str(name)):
+            faults.append(_invalid("environment", f"{name!r} names no variable", "Remove or rename it."))
         elif str(name) in MANAGED_ENVIRONMENT:
             faults.append(_managed("environment", str(name), MANAGED_ENVIRONMENT[str(name)]))
         elif str(name).startswith(OPTION_VARIABLE):
@@ -563,6 +670,8 @@ def _wanted_arguments(
         wanted.append(_Wanted(("--threads",), str(settings.threads)))
     if settings.ubatch is not None:
         wanted.append(_Wanted(("--ubatch-size",), str(settings.ubatch)))
+        if settings.ubatch > BATCH:
+            wanted.append(_Wanted(("--batch-size",), str(settings.ubatch)))
     if settings.timeout is not None:
         wanted.append(_Wanted(("--timeout",), str(settings.timeout)))
     if settings.api_keys:

@@ -13,7 +13,7 @@ import re
 import socket
 import ssl
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from ..machine import Machine, Runner, run
 from ..nvidia.inventory import cuda_devices
 from . import calibration, maintenance, memory, model_file
 from .account import check_account
-from .arguments import COPY_NAMES, Plan, Settings, Surroundings, plan, root_url
+from .arguments import CONTROL, COPY_NAMES, Plan, Settings, Surroundings, cleaned, option_of, plan, root_url
 from .catalogue import CATALOGUE
 from .clients import Network, container_networks, containers_kept_out, networks, ruleset, systemd_filters
 from .instances import Server, collisions, key_file, leftover_units, named, servers
@@ -152,7 +152,14 @@ def prepare(
 
     In check mode engine and model may be missing: nothing installed them.
     """
-    wanted, faults = servers(settings, instances)
+    options, faults = _cleaned(options)
+    wanted, server_faults = servers(settings, instances)
+    faults += server_faults
+    for at, server in enumerate(wanted):
+        # Once, and before any of it is looked for: no file has such a name.
+        own, control = cleaned(server.settings)
+        wanted[at] = replace(server, settings=own)
+        faults += named(server, control)
     leaving = leftover_units(options.unit_folder, options.name, [server.unit for server in wanted])
     ground = Ground(
         gpu_machine,
@@ -194,6 +201,19 @@ def prepare(
         },
         faults,
     )
+
+
+def _cleaned(options: UnitOptions) -> tuple[UnitOptions, list[Fault]]:
+    """As arguments.cleaned, for what the units say beside the command."""
+    texts = {name: getattr(options, name) for name in ("name", "guard", "python", "folder")}
+    message = "it holds a line break or another control character"
+    faults = [
+        CATALOGUE.fault("setting_invalid", name, message, "Write it without.")
+        for name, text in texts.items()
+        if CONTROL.search(text)
+    ]
+    clean: dict[str, Any] = {name: CONTROL.sub("?", text) for name, text in texts.items()}
+    return replace(options, **clean), faults
 
 
 def _files(
@@ -401,7 +421,7 @@ def _clients(
     admitted, faults = networks(settings.allowed_clients)
     if is_loopback(settings.host):
         # Nobody else reaches the address. systemd, where it can, also keeps the server from reaching anybody.
-        elsewhere = any(str(word).partition("=")[0] == "--rpc" for word in settings.extra_args)
+        elsewhere = any(option_of(str(word)) == "--rpc" for word in settings.extra_args)
         return None if elsewhere else [], None, faults
     if faults or not admitted:
         return None, None, faults

@@ -111,6 +111,26 @@ def test_context_out_of_range(per_request: int, code: str) -> None:
     assert codes(made(context_per_request=per_request)) == [code]
 
 
+@pytest.mark.parametrize(
+    ("words", "most"),
+    [
+        (["--rope-scaling", "yarn", "--rope-scale", "4", "--yarn-orig-ctx", "32768"], 131072),
+        (["--rope-scaling", "yarn", "--rope-scale", "2.5"], 81920),
+        (["--rope_scaling", "yarn", "--rope-freq-scale", "0.25"], 131072),
+        # The engine moves its limit for YaRN alone.
+        (["--rope-scaling", "linear", "--rope-scale", "4"], 32768),
+        (["--rope-scale", "4"], 32768),
+        (["--rope-scaling", "yarn", "--rope-scale", "many"], 32768),
+        (["--rope-scaling", "yarn", "--rope-scale"], 32768),
+    ],
+)
+def test_a_model_that_is_stretched(words: list[str], most: int) -> None:
+    around = replace(V100X4, model_context=32768)
+    assert codes(made(around, context_per_request=most, extra_args=words)) == []
+    (fault,) = made(around, context_per_request=most + 1, extra_args=words).faults
+    assert (fault.code, f"Write {most} or less." in fault.remedy) == ("context_too_large", True)
+
+
 def test_an_unknown_model_context_limits_nothing() -> None:
     assert codes(made(replace(V100X4, model_context=None), context_per_request=262145)) == []
 
@@ -152,6 +172,11 @@ def test_numbers_reach_the_engine_separated_by_commas(given: list[float]) -> Non
 def test_no_tensor_split_is_an_even_one(empty: Any) -> None:
     found = made(tensor_split=empty)
     assert (found.faults, option(found, "--tensor-split")) == ((), None)
+
+
+def test_a_split_over_one_card() -> None:
+    (fault,) = made(split_mode="none", tensor_split=[1, 1, 1, 1]).faults
+    assert (fault.code, "one GPU" in fault.message) == ("tensor_split_invalid", True)
 
 
 def test_as_many_numbers_as_gpus() -> None:
@@ -238,6 +263,16 @@ def test_optional_numbers() -> None:
     found = made(threads=8, ubatch=256, flash_attention="on")
     assert [option(found, name) for name in ("--threads", "--ubatch-size", "--flash-attn")] == ["8", "256", "on"]
     assert codes(made(threads=0, ubatch=1)) == ["setting_invalid", "setting_invalid"]
+
+
+def test_a_large_micro_batch_has_its_batch() -> None:
+    """The engine takes the smaller of both, and the batch is 2048 where nothing is said."""
+    assert option(made(ubatch=2048), "--batch-size") is None
+    found = made(ubatch=4096)
+    assert (found.faults, option(found, "--ubatch-size"), option(found, "--batch-size")) == ((), "4096", "4096")
+    (fault,) = made(ubatch=1024, extra_args=["-b", "512"]).faults
+    assert (fault.code, fault.subject) == ("setting_invalid", "ubatch")
+    assert codes(made(ubatch=1024, extra_args=["-b", "4096"])) == []
 
 
 # --- address and keys ------------------------------------------------------------------------------------------------
@@ -437,6 +472,21 @@ def test_the_order_of_the_bus_is_always_asked_for() -> None:
         (["--path", "/srv"], "files of the machine"),
         (["--api-prefix", "/x"], "/health"),
         (["--hf-token", "x"], "anyone on the machine"),
+        # An underscore is a dash to the engine.
+        (["--hf_token", "x"], "anyone on the machine"),
+        (["--gpt-oss-20b-default"], "a model of its own"),
+        (["--embd-gemma-default"], "a model of its own"),
+        (["--vision-gemma-4b-default"], "a model of its own"),
+        (["--fim-qwen-1.5b-default"], "a model of its own"),
+        (["--version"], "prints something and ends"),
+        (["-h"], "prints something and ends"),
+        (["--usage"], "prints something and ends"),
+        (["--list-devices"], "prints something and ends"),
+        (["--cache-list"], "prints something and ends"),
+        (["--completion-bash"], "prints something and ends"),
+        (["--license"], "prints something and ends"),
+        (["--embeddings"], "answers no chat"),
+        (["--reranking"], "answers no chat"),
     ],
 )
 def test_what_shows_prompts_stays_off(words: list[str], why: str) -> None:
@@ -444,6 +494,66 @@ def test_what_shows_prompts_stays_off(words: list[str], why: str) -> None:
     assert (fault.code, fault.subject) == ("argument_managed", "extra_args")
     assert why in fault.message
     assert {"--no-slots", "--no-ui", "--metrics"} <= set(made().argv)
+
+
+def test_what_is_no_preset_of_a_model_is_left_alone() -> None:
+    assert codes(made(extra_args=["--spec-default"])) == []
+
+
+def test_every_preset_of_a_model_is_refused() -> None:
+    presets = {flag for flag in FLAGS if flag.endswith("-default")} - {"--spec-default"}
+    assert len(presets) >= 8
+    assert [codes(made(extra_args=[flag])) for flag in sorted(presets)] == [["argument_managed"]] * len(presets)
+
+
+def test_an_underscore_is_a_dash_to_the_engine() -> None:
+    (fault,) = made(extra_args=["--ctx_size", "4096"]).faults
+    assert (fault.code, "--ctx-size" in fault.message) == ("argument_managed", True)
+    assert codes(made(extra_args=["--cache_reuse", "256"])) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("model", "/srv/x.gguf\nExecStartPre=+/bin/evil"),
+        ("binary", "/opt/x\n/llama-server"),
+        ("api_key_file", "/etc/k\n"),
+        ("alias", "a\nb"),
+        ("unit", "x\n"),
+        ("tls", {"certificate": "/srv/x\nExecStartPre=+/bin/evil", "key": "/k"}),
+        ("environment", {"A": "1\nExecStartPre=+/bin/evil"}),
+        ("extra_args", ["--slot-save-path", "/srv/x\nExecStartPre=+/bin/evil"]),
+        ("extra_args", ["--slot-save-path", "/srv/x\x85"]),
+    ],
+)
+def test_nothing_begins_another_line_of_the_unit(setting: str, value: Any) -> None:
+    found = made(**{setting: value})
+    (fault,) = found.faults
+    assert (fault.code, fault.subject.partition("[")[0]) == ("setting_invalid", setting)
+    assert "control character" in fault.message
+    assert not [word for word in [*found.argv, *found.environment.values()] if "\n" in word or "\x85" in word]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--api-key=SECRET-0123456789\n"],
+        ["--api-key=SECRET-0123456789"],
+        ["--api-key SECRET-0123456789"],
+        ["--api_key", "SECRET-0123456789\n"],
+        ["--jinja", "--hf-token", "SECRET-0123456789"],
+    ],
+)
+def test_a_secret_among_more_arguments_is_not_shown(words: list[str]) -> None:
+    found = made(extra_args=words)
+    assert "argument_managed" in codes(found)
+    assert "SECRET" not in repr(found)
+    assert "SECRET" not in repr(made(environment={"LLAMA_API_KEY": "SECRET-0123456789"}))
+
+
+def test_option_and_value_in_one_word() -> None:
+    (fault,) = made(extra_args=["--cache-reuse 256"]).faults
+    assert (fault.code, fault.remedy) == ("setting_invalid", "Write option and value as two elements.")
 
 
 @pytest.mark.parametrize("level", ["0", "3", "4"])

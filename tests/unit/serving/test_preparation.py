@@ -199,6 +199,36 @@ def test_a_library_that_was_removed_since_the_build(engine: Path, model: Path, g
     assert "libgomp.so.1" in found.faults[0].message
 
 
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("model", "/srv/x\x00.gguf"),
+        ("binary", "/opt/x\n/llama-server"),
+        ("tls", {"certificate": "/srv/x\nExecStartPre=+/bin/evil", "key": "/srv/k\x00"}),
+    ],
+)
+def test_no_setting_begins_another_line_of_the_unit(
+    engine: Path, model: Path, gpus: Machine, setting: str, value: Any
+) -> None:
+    found = prepared(engine, model, gpus, check=True, **{setting: value})
+    assert {(fault.code, fault.subject) for fault in found.faults} == {("setting_invalid", setting)}
+    lines = found.results["unit"].splitlines()
+    assert not [line for line in lines if line.startswith(("/", "ExecStartPre=+/bin/evil"))]
+    assert "\0" not in found.results["unit"]
+
+
+def test_the_control_characters_of_an_instance_are_its_own(engine: Path, model: Path, gpus: Machine) -> None:
+    settings = Settings(model=str(model), binary=str(engine), backend="cpu", port=free_port())
+    instances = [{"name": "b", "port": free_port(), "alias": "a\nb"}]
+    options = UnitOptions(guard="/usr/local/guard\nExecStartPre=+/bin/evil")
+    found = prepare(settings, options, gpus, instances=instances)
+    assert [(fault.code, fault.subject) for fault in found.faults] == [
+        ("setting_invalid", "guard"),
+        ("setting_invalid", "instances[b]: alias"),
+    ]
+    assert "\nExecStartPre=+/bin/evil" not in found.results["unit"]
+
+
 def test_on_a_bare_machine(tmp_path: Path, gpus: Machine) -> None:
     missing = tmp_path / "nothing"
     assert codes(prepared(missing, tmp_path / "no.gguf", gpus)) == ["engine_missing", "gguf_not_found"]
