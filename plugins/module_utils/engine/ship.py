@@ -202,7 +202,11 @@ class _Ship:
         path = self.store.link("previous")
         found = release.read_release(path) if path is not None else None
         if found is None:
-            raise _missing(f"{self.asked.prefix}/previous", "there is no release to go back to")
+            # With one in use the engine is built: there was never another.
+            in_use = self.store.link("current")
+            only = f"there is no release to go back to{f' from {in_use.name}, the only one' if in_use else ''}"
+            remedy = "Build another version first (`llama_cpp_version`)." if in_use else BUILD
+            raise _missing(f"{self.asked.prefix}/previous", only, remedy)
         if not release.is_intact(found):
             raise FaultError(
                 CATALOGUE.fault(
@@ -276,10 +280,11 @@ class _Ship:
             self.outcome.removed = self.store.prune(self.asked.keep_releases)
 
 
-def _missing(subject: str, message: str) -> FaultError:
-    return FaultError(
-        CATALOGUE.fault("release_missing", subject, message, "Build the engine with role llama_cpp first.")
-    )
+BUILD = "Build the engine with role llama_cpp first."
+
+
+def _missing(subject: str, message: str, remedy: str = BUILD) -> FaultError:
+    return FaultError(CATALOGUE.fault("release_missing", subject, message, remedy))
 
 
 # --- the archive ------------------------------------------------------------------------------------------------------

@@ -968,7 +968,7 @@ def _judge_log(state: DriverState, found: _Findings) -> None:
     if log is None:
         if state.log_error is not None:
             found.add("kernel_log_unreadable", "kernel log", f"the kernel log could not be read: {state.log_error}",
-                      ["run as root"])  # fmt: skip
+                      ["run as root; below a sysroot the log is read from dev/kmsg"])  # fmt: skip
         return
     numbered = {event.bus_id for event in log.xids if event.number == 79}
     power_cycle = [

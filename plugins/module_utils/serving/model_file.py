@@ -74,6 +74,6 @@ def unverified(paths: Sequence[str]) -> list[Fault]:
             "model",
             "; ".join(problems),
             "Let role model bring or check the file with its sha256 (playbooks/model.yml), or accept it: "
-            "`allow_unverified_model`.",
+            "`allow_unverified_model`: true.",
         )
     ]

@@ -201,7 +201,12 @@ def test_a_shipped_release_takes_the_toolkit_s_libraries_along(bench: Bench) -> 
 def test_the_way_back_and_forth(bench: Bench) -> None:
     back = shipment(bench, action="previous", prefix=str(bench.prefix))
     assert [fault.code for fault in ship.ship(back).faults] == ["release_missing"]
-    one, two = build(bench.archive("1.0")), build(bench.archive("2.0"))
+    one = build(bench.archive("1.0"))
+    [fault] = ship.ship(back).faults
+    # It is built; what is missing is another one.
+    assert (fault.code, fault.remedy) == ("release_missing", "Build another version first (`llama_cpp_version`).")
+    assert fault.message.endswith(f"from {one.release}, the only one")
+    two = build(bench.archive("2.0"))
     would = done(back, check_mode=True)
     assert would.changed
     assert (would.current, would.version) == (two.release, "1.0")
