@@ -186,6 +186,8 @@ def _server(server: Mapping[str, Any], probe: Mapping[str, Any], faults: Sequenc
         rows.append(
             ("", "GPU memory: " + ", ".join(f"{mib if mib is not None else '?'} MiB" for mib in memory.values()))
         )
+    elif server.get("backend") == "cpu":
+        rows.append(("", "on the processor, as its settings say"))
     files = server.get("model_files") or []
     bad = any(fault.code == "model_unverified" for fault in faults)
     rows.append(("", f"{len(files)} model files, {'see below' if bad else 'as they were verified'}"))

@@ -190,6 +190,12 @@ def test_a_machine_that_serves_nothing() -> None:
     assert "serving" in text
 
 
+def test_a_server_without_a_card_says_what_it_runs_on() -> None:
+    server = {**SERVER, "backend": "cpu"}
+    probed = {"results": [{**PROBE, "item": server, "gpu_memory": {}}]}
+    assert "on the processor, as its settings say" in summed(served={**SERVED, "servers": [server]}, probed=probed)[2]
+
+
 def test_a_server_that_does_not_answer_shows_what_it_is() -> None:
     probe = {"item": SERVER, "state": "loading", "faults": [fault("endpoint_loading_timeout")], "failed": True}
     _, _, text = summed(probed={"results": [probe]})
