@@ -9,7 +9,7 @@ C(code) is stable and documented in docs/faults.md, which is generated from the 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 
 #: Order in which faults are shown: the one that explains the others comes first.
@@ -127,26 +127,39 @@ def is_fatal(fault: Fault) -> bool:
     return _severity(fault) != "warning"
 
 
-def in_variables(faults: Iterable[Fault], prefix: str, options: Iterable[str]) -> list[Fault]:
+def in_variables(
+    faults: Iterable[Fault], prefix: str, options: Iterable[str], names: Mapping[str, str] | None = None
+) -> list[Fault]:
     """The faults with the names of a module's options as a role's variables: ``api_keys`` as C(llama_server_api_keys).
 
     A subject is renamed where it is an option or an element of one. In texts a bare word is renamed only where it holds
-    an underscore, since ``host`` and ``parallel`` are words of the language too; in backticks any option is.
+    an underscore, since ``host`` and ``parallel`` are words of the language too; in backticks any option is. ``names``
+    are variables that are not called by the prefix; these words are renamed in assignments too (see assigned).
     """
     words = "|".join(sorted(map(re.escape, options), key=len, reverse=True))
-    if not prefix or not words:
+    called = names or {}
+    if not words or not (prefix or called):
         return list(faults)
-    subject = re.compile(rf"^(?=(?:{words})(?:$|\[|: ))")
-    text = re.compile(rf"(?<=`)(?=(?:{words})`)|(?<![\w./$-])(?=\w+_)(?=(?:{words})(?!\w|[./-]\w))")
+    subject = re.compile(rf"^(?:{words})(?=$|\[|: )")
+    text = re.compile(rf"(?<=`)(?:{words})(?=`)|(?<![\w./$-])(?=\w+_)(?:{words})(?!\w|[./-]\w)")
+
+    def variable(match: re.Match[str]) -> str:
+        return called.get(match[0], prefix + match[0])
+
     return [
         replace(
             fault,
-            subject=subject.sub(prefix, fault.subject),
-            message=text.sub(prefix, fault.message),
-            remedy=text.sub(prefix, fault.remedy),
+            subject=subject.sub(variable, fault.subject),
+            message=text.sub(variable, fault.message),
+            remedy=text.sub(variable, assigned(fault.remedy, called)),
         )
         for fault in faults
     ]
+
+
+def assigned(remedy: str, names: Mapping[str, str]) -> str:
+    """What to write, with the variables' names: ``driver=580`` as C(nvidia_driver_branch=580)."""
+    return re.sub(r"(?<![\w./$-])\w+(?==\S)", lambda match: names.get(match[0], match[0]), remedy)
 
 
 def as_text(faults: Iterable[Fault]) -> str:

@@ -34,7 +34,16 @@ from .transfer.sources import HUGGINGFACE, Source, source_of
 #: Seconds for an answer of a place that may have the model; the next place is asked then.
 ANSWER_LIMIT = 10.0
 #: Settings without which memory cannot be planned when they are wrong.
-NEEDED = ("parallel", "context_per_request", "ubatch", "cache_type_k", "cache_type_v", "backend")
+NEEDED = ("parallel", "context_per_request", "ubatch", "cache_type_k", "cache_type_v", "backend", "overhead_mib")
+#: Settings that are numbers, each with one to show.
+NUMBERS = {
+    "context_per_request": "8192",
+    "parallel": "4",
+    "port": "8080",
+    "threads": "16",
+    "ubatch": "512",
+    "overhead_mib": "900",
+}
 ENGINES = ("llama_server", "ollama")
 #: The release whose variables are known where none is named: role ollama's default.
 OLLAMA = "0.24.0"
@@ -48,13 +57,14 @@ class Request:
 
     ``model`` is what the operator names: catalogue name, path or URL. Without it the header is looked for at
     ``server.model``, where the model will lie, then where the first of ``files`` comes from (``files``, ``sources`` and
-    ``token`` as model_download takes them), then in the catalogue under ``model_name``. ``engines`` are those of the
-    machine, the primary one among them. ``ollama`` is the release of Ollama beside it; its variables are judged also
+    ``token`` as model_download takes them), then in the catalogue under ``model_name``. ``primary_engine`` serves,
+    ``engines`` are all of the machine. ``ollama`` is the release of Ollama beside it; its variables are judged also
     without. ``gpus`` are products as vram_plan takes them. ``read_machine`` says whether GPUs, driver and model may be
-    looked for on the machine.
+    looked for on the machine. ``unread`` are settings that could not be read; ``server`` has their default.
     """
 
     server: Settings
+    unread: Sequence[Fault] = ()
     model: str = ""
     model_name: str = ""
     files: Sequence[Mapping[str, Any]] = ()
@@ -66,6 +76,7 @@ class Request:
     cuda: str = ""
     engine: str = ""
     overhead_mib: float | None = None
+    primary_engine: str = ""
     engines: Sequence[str] = ()
     ollama: str = ""
     ollama_environment: Mapping[str, Any] = field(default_factory=dict)
@@ -108,6 +119,34 @@ class Verdict:
     answer: Answer | None
 
 
+def read_numbers(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]:
+    """The numbers among settings, and a fault for each that is none. What is null is not given.
+
+    A module that declared them as numbers would end at the first, and in the names of its own options.
+    """
+    read: dict[str, Any] = {}
+    faults: list[Fault] = []
+    for name, example in NUMBERS.items():
+        value = given.get(name)
+        if value is None:
+            continue
+        try:
+            if isinstance(value, bool):
+                raise ValueError
+            number = float(value) if name == "overhead_mib" or isinstance(value, float) else int(str(value).strip())
+            if number != number or number in (float("inf"), float("-inf")):
+                raise ValueError
+            if name != "overhead_mib" and number != int(number):
+                raise ValueError
+        except (TypeError, ValueError):
+            kind = "number of MiB" if name == "overhead_mib" else "whole number"
+            message = f"{value!r} is no {kind}"
+            faults.append(SETTINGS.fault("setting_invalid", name, message, f"Write a {kind}, as {example}."))
+        else:
+            read[name] = number if name == "overhead_mib" else int(number)
+    return read, faults
+
+
 def consider(request: Request, machine: Machine, timeout: float = 30.0) -> Verdict:
     """Judge all of it; the faults of one part do not keep the others from being judged."""
     server = request.server
@@ -132,15 +171,19 @@ def consider(request: Request, machine: Machine, timeout: float = 30.0) -> Verdi
     )
     known = {fault.code for fault in compat_faults}
     # The server's own check asks the same table with less.
-    setting_faults = [fault for fault in computed.faults if fault.code not in known]
+    setting_faults = [*request.unread, *(fault for fault in computed.faults if fault.code not in known)]
     faults = found.faults + (cards.faults if cuda or request.gpus else []) + compat_faults + setting_faults
 
+    named = [("volta_primary_engine", request.primary_engine)] if request.primary_engine else []
     faults += [
-        SETTINGS.fault("setting_invalid", "volta_engines", f"{name!r} is no engine", "Write llama_server or ollama.")
-        for name in dict.fromkeys(map(str, request.engines))
+        SETTINGS.fault("setting_invalid", variable, f"{name!r} is no engine", "Write llama_server or ollama.")
+        for variable, name in dict.fromkeys([*named, *(("volta_engines", str(name)) for name in request.engines)])
         if name not in ENGINES
     ]
     beside, beside_notes = _ollama(request, driver, cards)
+    # Where driver and card alone are at fault both ask the same.
+    told = {(fault.code, fault.subject) for fault in compat_faults}
+    beside = [fault for fault in beside if (fault.code, fault.subject) not in told]
     # In the names of role ollama's variables: this module's options are those of the server.
     faults += in_variables(beside, "ollama_", OLLAMA_OPTIONS)
 

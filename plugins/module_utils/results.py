@@ -10,6 +10,15 @@ from typing import Any, NoReturn, Protocol
 from .faults import Fault, as_text, by_severity, in_variables, is_fatal
 
 
+#: The variables behind the words of the compatibility table, in which it says what to write instead.
+COMBINED = {
+    "driver": "nvidia_driver_branch",
+    "cuda": "cuda_toolkit_version",
+    "llama_cpp": "llama_cpp_version",
+    "ollama": "ollama_version",
+}
+
+
 class ModuleLike(Protocol):
     """What is used of AnsibleModule; unit tests pass their own."""
 
@@ -24,8 +33,17 @@ def as_shown(module: ModuleLike, faults: Iterable[Fault], variables: Collection[
 
     ``variables`` are options that have the names of variables as it is.
     """
-    options = [name for name in module.params if name != "variable_prefix" and name not in variables]
-    return in_variables(by_severity(faults), module.params.get("variable_prefix") or "", options)
+    own = ("variable_prefix", "variable_names")
+    options = [name for name in module.params if name not in own and name not in variables]
+    prefix = module.params.get("variable_prefix") or ""
+    return in_variables(by_severity(faults), prefix, options, names_of(module))
+
+
+def names_of(module: ModuleLike) -> dict[str, str]:
+    """Variables that are not called by the prefix; none for who called the module without a role."""
+    if not module.params.get("variable_prefix"):
+        return {}
+    return {**COMBINED, **(module.params.get("variable_names") or {})}
 
 
 def finish(module: ModuleLike, faults: Iterable[Fault], /, variables: Collection[str] = (), **results: Any) -> NoReturn:

@@ -70,6 +70,10 @@ options:
     description: llama.cpp by release (V(0.5.0)) or build number (V(b10809)).
     type: str
     default: ''
+  primary_engine:
+    description: The engine that serves, V(llama_server) or V(ollama). Empty is not judged.
+    type: str
+    default: ''
   engines:
     description: Engines that the machine is to have, V(llama_server) or V(ollama).
     type: list
@@ -90,7 +94,7 @@ options:
     default: []
   overhead_mib:
     description: What driver and engine take of each GPU beside the engine's buffers. See M(volta.llm.vram_plan).
-    type: float
+    type: raw
   alias:
     description: Name under which clients ask for the model.
     type: str
@@ -101,15 +105,17 @@ options:
     default: 127.0.0.1
   port:
     description: TCP port, from 1024. Whether it is free is not asked here.
-    type: int
+    type: raw
     default: 8080
   context_per_request:
-    description: Tokens each request may use, prompt and answer together.
-    type: int
+    description:
+      - Tokens each request may use, prompt and answer together.
+      - What is no number is a fault among the others, here and with the other numbers.
+    type: raw
     default: 8192
   parallel:
     description: Requests worked on at once.
-    type: int
+    type: raw
     default: 1
   backend:
     description: V(cuda), or V(cpu) for a server that uses no GPU; then memory on GPUs is shown and decides nothing.
@@ -142,10 +148,10 @@ options:
     default: auto
   threads:
     description: CPU threads of the engine.
-    type: int
+    type: raw
   ubatch:
     description: Tokens in a micro-batch; the engine's own is 512.
-    type: int
+    type: raw
   api_keys:
     description: Keys that clients may present. They are judged here, and never part of the result.
     type: list
@@ -158,6 +164,12 @@ options:
     default: []
   environment:
     description: Environment variables of the server.
+    type: dict
+    default: {}
+  variable_names:
+    description:
+      - Variables by which options are set that are not called by O(variable_prefix), by option. Also those behind the words of the
+        compatibility table, as V(nvidia_driver_branch) for C(driver). Used where O(variable_prefix) is given.
     type: dict
     default: {}
 extends_documentation_fragment:
@@ -256,11 +268,12 @@ faults:
 """
 
 from ansible_collections.volta.llm.plugins.module_utils.arguments import MACHINE, NVIDIA_SMI, VARIABLES
-from ansible_collections.volta.llm.plugins.module_utils.feasibility import Request, consider
+from ansible_collections.volta.llm.plugins.module_utils.feasibility import NUMBERS, Request, consider, read_numbers
+from ansible_collections.volta.llm.plugins.module_utils.faults import assigned
 from ansible_collections.volta.llm.plugins.module_utils.machine import Machine
 from ansible_collections.volta.llm.plugins.module_utils.module import VoltaModule
 from ansible_collections.volta.llm.plugins.module_utils.ollama.environment import login, written
-from ansible_collections.volta.llm.plugins.module_utils.results import finish
+from ansible_collections.volta.llm.plugins.module_utils.results import finish, names_of
 from ansible_collections.volta.llm.plugins.module_utils.serving.arguments import Settings
 
 #: Options that are the server's settings by the same name.
@@ -271,7 +284,7 @@ SERVER = (
 #: Options that are the request's by the same name.
 REQUEST = (
     *("model", "model_name", "files", "sources", "token", "gpus", "read_machine", "driver", "flavour", "cuda"),
-    *("engine", "engines", "ollama", "ollama_environment", "ollama_models", "overhead_mib", "nvidia_smi"),
+    *("engine", "primary_engine", "engines", "ollama", "ollama_environment", "ollama_models", "nvidia_smi"),
 )
 
 
@@ -291,16 +304,17 @@ def main() -> None:
             "flavour": text,
             "cuda": text,
             "engine": text,
+            "primary_engine": text,
             "engines": {"type": "list", "elements": "str", "default": []},
             "ollama": text,
             "ollama_environment": {"type": "dict", "default": {}},
             "ollama_models": {"type": "list", "elements": "dict", "default": []},
-            "overhead_mib": {"type": "float"},
+            "overhead_mib": {"type": "raw"},
             "alias": text,
             "host": {"type": "str", "default": "127.0.0.1"},
-            "port": {"type": "int", "default": 8080},
-            "context_per_request": {"type": "int", "default": 8192},
-            "parallel": {"type": "int", "default": 1},
+            "port": {"type": "raw", "default": 8080},
+            "context_per_request": {"type": "raw", "default": 8192},
+            "parallel": {"type": "raw", "default": 1},
             "backend": {"type": "str", "default": "cuda"},
             "split_mode": {"type": "str", "default": "auto"},
             "tensor_split": {"type": "raw", "default": []},
@@ -308,11 +322,12 @@ def main() -> None:
             "cache_type_k": {"type": "str", "default": "f16"},
             "cache_type_v": {"type": "str", "default": "f16"},
             "flash_attention": {"type": "str", "default": "auto"},
-            "threads": {"type": "int"},
-            "ubatch": {"type": "int"},
+            "threads": {"type": "raw"},
+            "ubatch": {"type": "raw"},
             "api_keys": {"type": "list", "elements": "str", "default": [], "no_log": True},
             "extra_args": {"type": "list", "elements": "str", "default": []},
             "environment": {"type": "dict", "default": {}},
+            "variable_names": {"type": "dict", "default": {}},
             **MACHINE,
             **NVIDIA_SMI,
             **VARIABLES,
@@ -321,18 +336,26 @@ def main() -> None:
     )
     given = module.params
     module.no_log_values.update(filter(None, (login(written(value)) for value in given["ollama_environment"].values())))
-    server = Settings(model=given["model_path"], gpus=given["gpu_selection"], **{name: given[name] for name in SERVER})
-    request = Request(server=server, **{name: given[name] for name in REQUEST})
+    numbers, unread = read_numbers(given)
+    settings = {name: given[name] for name in SERVER if name not in NUMBERS}
+    settings.update((name, numbers[name]) for name in SERVER if name in numbers)
+    request = Request(
+        server=Settings(model=given["model_path"], gpus=given["gpu_selection"], **settings),
+        unread=unread,
+        overhead_mib=numbers.get("overhead_mib"),
+        **{name: given[name] for name in REQUEST},
+    )
     machine = Machine(given["sysroot"], given["timeout"])
     verdict = consider(request, machine, given["timeout"])
     answer = verdict.answer
     nearest = answer.nearest if answer else None
+    names = names_of(module)
     finish(
         module,
         verdict.faults,
         variables=("ollama", "ollama_environment", "ollama_models"),
         changed=False,
-        table=verdict.lines,
+        table=[assigned(line, names) if line.startswith("  -> ") else line for line in verdict.lines],
         model=verdict.model,
         architecture=verdict.architecture,
         gpus=[{"product": gpu.product, "memory_mib": gpu.memory_mib} for gpu in verdict.gpus],

@@ -112,3 +112,17 @@ def test_an_option_that_has_a_variable_s_name_keeps_it() -> None:
         finish(Module(**params), [fault], variables=("web_host",))
     (shown,) = end.value.results["faults"]
     assert (shown["subject"], shown["remedy"]) == ("web_host: X", "Write `web_host`, or `srv_port`.")
+
+
+def test_the_table_s_words_are_the_variables_of_the_roles() -> None:
+    """Only where a role asks, only where something is to be written, and as the role itself says where it says so."""
+    fault = Fault("some_code", "driver=590", "driver=590 is too new", "Write driver=580 or ollama=0.24.0, parallel=4.")
+    options: dict[str, Any] = {"parallel": 1, "driver": ""}
+    (plain,) = ended([fault], **options)["faults"]
+    assert plain["remedy"] == fault.remedy
+    (role,) = ended([fault], variable_prefix="srv_", **options)["faults"]
+    assert role["remedy"] == "Write nvidia_driver_branch=580 or ollama_version=0.24.0, parallel=4."
+    assert (role["subject"], role["message"]) == (fault.subject, fault.message)
+    names = {"driver": "plan_driver", "parallel": "srv_parallel"}
+    (own,) = ended([fault], variable_prefix="srv_", variable_names=names, **options)["faults"]
+    assert own["remedy"] == "Write plan_driver=580 or ollama_version=0.24.0, srv_parallel=4."

@@ -61,6 +61,89 @@ def test_the_short_names_win_over_the_long_ones() -> None:
     assert "3 x 4096 tokens" in output
 
 
+@pytest.mark.parametrize(
+    "given", ["parallel=5 context_per_request=262144", "plan_parallel=64", "llama_server_parallel=300000 parallel=5"]
+)
+def test_what_a_remedy_says_can_be_given_as_it_is_written(given: str) -> None:
+    words = ["-e", FOUR, "-e", "plan_context_per_request=262144", "-e", given]
+    code, output = plan(*words)
+    assert code == 2, output
+    nearest = re.search(r"\[plan_does_not_fit\].*\n +-> Write (.*)\.$", output, re.MULTILINE)
+    assert nearest, output
+    shown = re.search(r"does not fit: .*\n +-> Write (.*)\.$", output, re.MULTILINE)
+    assert shown
+    assert shown[1] == nearest[1]
+
+    code, output = plan(*words, *(word for setting in nearest[1].split() for word in ("-e", setting)))
+    assert code == 0, output
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        ("split_mode=row", "Write split_mode=layer."),
+        ("plan_split_mode=row", "Write plan_split_mode=layer."),
+        ("llama_server_split_mode=row", "Write llama_server_split_mode=layer."),
+        ("cache_type_k=iq4_nl", "Write cache_type_k=q4_0 or cache_type_k=q8_0."),
+        ("nvidia_driver_branch=590", "Write nvidia_driver_branch=580 or nvidia_driver_branch=535."),
+        ("plan_driver=590", "Write plan_driver=580 or plan_driver=535."),
+        (
+            "cuda_toolkit_version=13.0 nvidia_driver_branch=580",
+            "Write cuda_toolkit_version=12.9 or cuda_toolkit_version=12.2.",
+        ),
+        ("plan_cuda=13.0 plan_driver=580", "Write plan_cuda=12.9 or plan_cuda=12.2."),
+        (
+            "volta_primary_engine=ollama ollama_version=0.30.5",
+            "Write ollama_version=0.24.0 or nvidia_driver_branch=580.",
+        ),
+    ],
+)
+def test_a_remedy_names_the_variable_that_decides(given: str, remedy: str) -> None:
+    code, output = plan("-e", FOUR, "-e", given)
+
+    assert code == 2, output
+    assert re.findall(r"^ +-> (.*)$", output, re.MULTILINE)[-1] == remedy
+
+
+def test_a_setting_that_is_no_number_is_one_fault_with_its_variable_s_name() -> None:
+    code, output = plan(
+        *("-e", FOUR, "-e", "llama_server_context_per_request=abc llama_server_parallel=1.5 plan_ubatch=many"),
+        *("-e", "plan_overhead_mib=some llama_server_port=web"),
+    )
+
+    assert code == 2, output
+    told = re.findall(r"^ +(\[setting_invalid\] .*)\n +-> (.*)$", output, re.MULTILINE)
+    assert set(told) == {
+        (
+            "[setting_invalid] llama_server_context_per_request: 'abc' is no whole number",
+            "Write a whole number, as 8192.",
+        ),
+        ("[setting_invalid] llama_server_parallel: '1.5' is no whole number", "Write a whole number, as 4."),
+        ("[setting_invalid] plan_ubatch: 'many' is no whole number", "Write a whole number, as 512."),
+        ("[setting_invalid] plan_overhead_mib: 'some' is no number of MiB", "Write a number of MiB, as 900."),
+        ("[setting_invalid] llama_server_port: 'web' is no whole number", "Write a whole number, as 8080."),
+    }
+    assert "argument_spec_data" not in output
+    assert "memory is not planned: wrong settings: context_per_request, overhead_mib, parallel, ubatch" in output
+
+
+def test_one_engine_may_be_given_as_text() -> None:
+    code, output = plan("-e", FOUR, "-e", "volta_engines=llama_server")
+    assert code == 0, output
+
+    code, output = plan("-e", FOUR, "-e", "volta_engines=ollama ollama_version=0.30.5")
+    assert code == 2, output
+    assert "[ollama_ignores_gpu]" in output
+
+
+def test_an_engine_that_is_none_is_named_by_its_variable() -> None:
+    code, output = plan("-e", FOUR, "-e", "volta_primary_engine=olama volta_engines=lama")
+
+    assert code == 2, output
+    assert "[setting_invalid] volta_primary_engine: 'olama' is no engine" in output
+    assert "[setting_invalid] volta_engines: 'lama' is no engine" in output
+
+
 def test_what_the_engine_refuses_is_refused_together_with_all_else() -> None:
     code, output = plan(
         "-e", FOUR, "-e", "plan_split_mode=tensor plan_tensor_split=1:1:1:1 llama_server_host=0.0.0.0 plan_driver=590"
@@ -133,6 +216,22 @@ def test_an_open_address_without_a_key_ends_the_whole_way_at_its_first_stage(mac
     assert "Set llama_server_api_keys" in output
     assert re.findall(r"^PLAY \[(\w+)", output, re.MULTILINE)[0] == "Plan"
     assert "volta.llm.preflight :" not in output
+
+
+@pytest.mark.parametrize(
+    ("given", "remedy"),
+    [
+        ("llama_server_parallel=64 llama_server_context_per_request=262144", "llama_server_parallel=4"),
+        ("plan_parallel=64 llama_server_context_per_request=262144", "plan_parallel=4"),
+        ("parallel=64 llama_server_context_per_request=262144", "parallel=4"),
+        ("nvidia_driver_branch=590", "nvidia_driver_branch=580 or nvidia_driver_branch=535"),
+    ],
+)
+def test_on_a_machine_a_remedy_names_the_variable_that_decides(machine: str, given: str, remedy: str) -> None:
+    code, output = plan("-e", given, inventory=machine)
+
+    assert code == 2, output
+    assert re.findall(r"^ +-> Write (.*)\.$", output, re.MULTILINE)[-1] == remedy
 
 
 def test_keys_are_judged_and_never_shown(machine: str) -> None:
