@@ -205,7 +205,7 @@ def test_the_way_back_and_forth(bench: Bench) -> None:
     [fault] = ship.ship(back).faults
     # It is built; what is missing is another one.
     assert (fault.code, fault.remedy) == ("release_missing", "Build another version first (`llama_cpp_version`).")
-    assert fault.message.endswith(f"from {one.release.name}, the only one")
+    assert fault.message.endswith(f"from {Path(one.release).name}, the only one")
     two = build(bench.archive("2.0"))
     would = done(back, check_mode=True)
     assert would.changed
