@@ -23,16 +23,19 @@ def whole_number(text: object) -> int | None:
     return None if match is None else int(match[1])
 
 
-def sendable(headers: Mapping[str, object] | None) -> dict[str, str]:
+def sendable(headers: object) -> dict[str, str]:
     """Headers as they can be sent: without the space and line ends that block scalars and files leave around them."""
-    return {str(name).strip(): str(value).strip() for name, value in (headers or {}).items()}
+    given = headers if isinstance(headers, Mapping) else {}
+    return {str(name).strip(): str(value).strip() for name, value in given.items()}
 
 
-def unfit_header(headers: Mapping[str, object] | None) -> tuple[str, str] | None:
+def unfit_header(headers: object) -> tuple[str, str] | None:
     """(header, what is wrong with it) of the first one that cannot be sent, without its value; null when all can.
 
     http.client refuses them as well, but in its words the value is quoted, which may be a token.
     """
+    if headers is not None and not isinstance(headers, Mapping):
+        return "headers", "is no mapping of names to values"
     for name, value in sendable(headers).items():
         if not _NAME.fullmatch(name):
             # Perhaps the whole line was written as the name.

@@ -159,7 +159,7 @@ options:
   checksums:
     description:
       - Address or path of a checksum file that holds the SHA-256 of files for which none is given. The forms of C(sha256sum), BSD and
-        openssl are understood, and a bare hash.
+        openssl are understood, and a bare hash where only one file needs one. A hash that could be another file's is none.
       - It is read in each run. A hash that stands in the playbook is the better proof, for it cannot change with the file.
     type: str
   connections:

@@ -44,6 +44,12 @@ def test_a_header_that_cannot_be_sent_is_named_without_its_value(value: str) -> 
     assert unfit_value(value) == found[1]
 
 
+def test_what_is_no_mapping() -> None:
+    assert unfit_header("X-Token: secret") == ("headers", "is no mapping of names to values")
+    assert sendable("X-Token: secret") == {}
+    assert unfit_header(None) is None
+
+
 @pytest.mark.parametrize("name", ["", "Authorization: Bearer secret", "X-Se\ncret", "X-\u4e2d"])
 def test_a_name_that_no_header_can_have_is_not_shown(name: str) -> None:
     found = unfit_header({name: "x"})

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 from ..faults import Fault, FaultError
 from ..gguf.shards import shard_name
-from ..headers import unfit_header, unfit_value
+from ..headers import sendable, unfit_header, unfit_value
 from .catalogue import fault
 from .checksums import checksum_for, look_up
 from .deliver import Wanted, proved_by_hash
@@ -48,7 +48,7 @@ def wanted_sets(params: Mapping[str, Any], lock: Lock | None = None) -> tuple[li
     faults: list[Fault] = []
     dest = Path(params["dest"])
     single = not params.get("files")
-    headers = dict(params.get("headers") or {})
+    headers = sendable(params.get("headers"))
     token = params.get("token")
     faults += _unfit(params, "")
     if params.get("ca_path"):
@@ -120,7 +120,11 @@ def _unfit(given: Mapping[str, Any], where: str) -> list[Fault]:
     if where and found:
         where += str(given.get("repo") or redact(str(given.get("url") or ""))) + ": "
     return [
-        _bad(f"{where}{subject}", message, "Write it on one line, in the characters that it was given out with.")
+        _bad(
+            f"{where}{subject}",
+            message,
+            "Write each value on one line, in the characters that it was given out with (headers as NAME: VALUE).",
+        )
         for subject, message in found
     ]
 
@@ -344,7 +348,7 @@ def secrets_in(params: Mapping[str, Any]) -> set[str]:
         password = login.rpartition("@")[0].partition(":")[2]
         found |= {text for text in (parts.query, parts.password, password) if text and len(text) >= 6}
     for given in [params, *(params.get("sources") or [])]:
-        for text in [given.get("token"), *(given.get("headers") or {}).values()]:
+        for text in [given.get("token"), *sendable(given.get("headers")).values()]:
             found |= {word for word in (str(text or "").strip(),) if len(word) >= 6}
     return found
 
@@ -379,7 +383,7 @@ def _wanted(
         for each in [{"url": url} for url in urls] if spec is None else [spec]:
             problem = spec_problem(each)
             if problem:
-                named = redact(str(each.get("url") or each.get("file") or each.get("repo") or ""))
+                named = redact(str(each.get("url") or each.get("file") or each.get("repo") or kind_of(each)))
                 faults.append(_bad(f"{subject}: source {named}", *problem))
                 continue
             locked = lock.source(source_id(each)) if lock is not None and spec is not None else None
