@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from ansible.errors import AnsibleFilterError
 from ansible_collections.volta.llm.plugins.module_utils.serving import handover, keys
 
 
@@ -14,6 +15,8 @@ def endpoint_records(
     results: Iterable[Mapping[str, Any]], known_as: str = "", advertised: str = ""
 ) -> list[dict[str, Any]]:
     """A record (see handover.record) for each result of a loop of llm_probe over servers that found one ready."""
+    for fault in handover.check_advertised(str(advertised or "")):
+        raise AnsibleFilterError(f"{fault.subject}: {fault.message}. {fault.remedy}")
     return [
         handover.record(result["item"], result, str(known_as or ""), str(advertised or ""))
         for result in results

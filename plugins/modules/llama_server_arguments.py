@@ -191,10 +191,10 @@ options:
         type: str
         choices: [auto, 'on', 'off']
       threads:
-        description: As O(threads).
+        description: As O(threads); V(0) leaves it to the engine.
         type: int
       ubatch:
-        description: As O(ubatch).
+        description: As O(ubatch); V(0) leaves it to the engine.
         type: int
       api_keys:
         description: As O(api_keys).
@@ -204,7 +204,7 @@ options:
         description: As O(tls).
         type: dict
       timeout:
-        description: As O(timeout).
+        description: As O(timeout); V(0) leaves it to the engine.
         type: int
       allowed_clients:
         description: As O(allowed_clients).
@@ -222,6 +222,10 @@ options:
       - Whether a model is accepted whose files no run of M(volta.llm.model_download) proved by SHA-256, or that changed since.
     type: bool
     default: false
+  advertised_host:
+    description: Name or address under which clients are told to call the server; judged only.
+    type: str
+    default: ''
   maintenance_restart:
     description:
       - Time of day (C(HH:MM), in quotes) at which a timer restarts the servers and asks each a first question. Empty for none.
@@ -554,6 +558,7 @@ def main() -> None:
             "instances": {"type": "list", "elements": "dict", "default": [], "options": of_an_instance()},
             "client_filter": {"type": "str", "choices": list(FILTERS), "default": "auto"},
             "allow_unverified_model": {"type": "bool", "default": False},
+            "advertised_host": {"type": "str", "default": ""},
             "maintenance_restart": {"type": "str", "default": ""},
             "maintenance_patience": {"type": "int", "default": 1800},
             "binary": {"type": "path", "default": "/opt/llama.cpp/current/bin/llama-server"},
@@ -576,7 +581,7 @@ def main() -> None:
             key: given.pop(key)
             for key in (
                 *("name", "user", "load_timeout", "guard", "client_filter", "allow_unverified_model"),
-                *("maintenance_restart", "maintenance_patience"),
+                *("advertised_host", "maintenance_restart", "maintenance_patience"),
             )
         },
     )

@@ -16,8 +16,8 @@ from volta_llm.model import Fault, UsageError
 #: any provider's share of IPv6.
 _WIDEST = {4: 8, 6: 16}
 
-#: Private by definition (RFC 4193), however wide.
-_UNIQUE_LOCAL = IPNetwork("fc00::/7")
+#: Private by definition (RFC 4193; RFC 4291 and, before it, RFC 3513), however wide.
+_PRIVATE = [IPNetwork(network) for network in ("fc00::/7", "fe80::/10", "fec0::/10")]
 
 _HOST = "llama_server_host"
 _CLIENTS = "llama_server_allowed_clients"
@@ -37,7 +37,9 @@ def refuse_bad_clients(hosts: Mapping[str, Mapping[str, Any]]) -> None:
             if "{{" in str(text):
                 continue
             try:
-                networks.append(IPNetwork(str(text)))
+                network = IPNetwork(str(text))
+                # ::ffff:192.168.1.0/120 is IPv4.
+                networks.append(network.ipv4() if network.is_ipv4_mapped() and network.prefixlen >= 96 else network)
             except (AddrFormatError, ValueError):
                 raise UsageError(
                     f"{host}: {_CLIENTS} has {text!r}, which is no address and no network; "
@@ -110,7 +112,8 @@ def _reaches_nobody_else(address: IPAddress) -> bool:
 
 
 def _too_wide(network: IPNetwork) -> bool:
-    return bool(network.prefixlen < _WIDEST[network.version]) and network not in _UNIQUE_LOCAL
+    private = any(network in wide for wide in _PRIVATE)
+    return bool(network.prefixlen < _WIDEST[network.version]) and not private
 
 
 def _address(text: str) -> IPAddress | None:

@@ -20,7 +20,7 @@ from ..nvidia.inventory import cuda_devices, loaded_version
 from ..serving import memory
 from ..serving.account import check_account
 from ..serving.arguments import Surroundings, reachable_host, visible_gpus
-from ..serving.clients import container_networks, containers_kept_out, networks, ruleset
+from ..serving.clients import container_networks, containers_kept_out, networks, nobody_admitted, ruleset
 from ..serving.dropins import drop_ins, lines_of, overridden
 from ..serving.preparation import Prepared, check_address, check_port, rules_file
 from ..serving.service import UNIT_FOLDER, Status, status
@@ -154,6 +154,8 @@ def prepare(
     faults += address_faults
     admitted, client_faults = networks(settings.allowed_clients)
     faults += client_faults
+    if not is_loopback(settings.host):
+        faults += nobody_admitted(settings.host, admitted)
     filtered = bool(admitted) and not client_faults and not is_loopback(settings.host)
     if filtered:
         faults += containers_kept_out(admitted, container_networks(runner))

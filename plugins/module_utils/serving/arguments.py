@@ -519,7 +519,7 @@ def _compatible(
 
 def release(version: str | None) -> str | None:
     """0.5.0 of 0.5.0-dev, which is how the compatibility table counts; null for anything else."""
-    found = re.match(r"\d+\.\d+(\.\d+)?", version or "")
+    found = re.match(r"[0-9]+\.[0-9]+(\.[0-9]+)?", version or "")
     return found.group(0) if found else None
 
 

@@ -17,6 +17,7 @@ import socket
 import sys
 from collections.abc import Mapping, Sequence
 
+from ..addresses import address_of
 from ..faults import Fault
 from ..machine import Runner
 from .catalogue import CATALOGUE
@@ -27,10 +28,12 @@ FILTERS = ("auto", "systemd", "nftables")
 NFT = "/usr/sbin/nft"
 #: A public network with a shorter prefix is no group of clients any more; as volta_llm.networks judges it.
 _WIDEST = {4: 8, 6: 16}
-#: Private by definition (RFC 4193), however wide.
-_UNIQUE_LOCAL = ipaddress.IPv6Network("fc00::/7")
+#: Private by definition (RFC 4193; RFC 4291 and, before it, RFC 3513), however wide.
+_PRIVATE = [ipaddress.IPv6Network(network) for network in ("fc00::/7", "fe80::/10", "fec0::/10")]
+#: IPv4 as a socket for IPv6 shows it; on the wire, where a filter looks, it is IPv4.
+_MAPPED = ipaddress.IPv6Network("::ffff:0:0/96")
 #: Bridges of Docker (the default one, and one a network), Podman and CNI, as they name them.
-_BRIDGE = re.compile(r"docker\d+|br-[0-9a-f]{12}|(?:cni-)?podman\d+|cni\d+")
+_BRIDGE = re.compile(r"docker[0-9]+|br-[0-9a-f]{12}|(?:cni-)?podman[0-9]+|cni[0-9]+")
 #: Seconds for the connection that must fail; over loopback one that may succeeds at once.
 _CONNECT_SECONDS = 2
 _CONNECT = f"import socket, sys; socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout={_CONNECT_SECONDS})"
@@ -42,7 +45,7 @@ def networks(clients: Sequence[str]) -> tuple[list[Network], list[Fault]]:
     faults: list[Fault] = []
     for text in map(str, clients):
         try:
-            found.append(ipaddress.ip_network(text.strip(), strict=False))
+            found.append(_as_sent(ipaddress.ip_network(text.strip(), strict=False)))
         except ValueError:
             faults.append(
                 _invalid(
@@ -63,8 +66,29 @@ def networks(clients: Sequence[str]) -> tuple[list[Network], list[Fault]]:
     return merged, faults
 
 
+def _as_sent(network: Network) -> Network:
+    if isinstance(network, ipaddress.IPv6Network) and network.subnet_of(_MAPPED):
+        first = int(network.network_address) & 0xFFFFFFFF
+        return ipaddress.IPv4Network((first, network.prefixlen - _MAPPED.prefixlen))
+    return network
+
+
+def nobody_admitted(host: str, admitted: Sequence[Network]) -> list[Fault]:
+    """A fault where none of the networks can come to ``host``; an unspecified IPv6 address takes IPv4 as well."""
+    address = address_of(host.partition("%")[0])
+    if address is None or not admitted or (address.version == 6 and address.is_unspecified):
+        return []
+    if any(network.version == address.version for network in admitted):
+        return []
+    message = (
+        f"all of them are IPv{admitted[0].version}, and a server on {host} is reached by IPv{address.version} alone"
+    )
+    remedy = "Name the clients' networks as they reach the server, or write `host` '::' for both."
+    return [_invalid(message, remedy)]
+
+
 def _too_wide(network: Network) -> bool:
-    if isinstance(network, ipaddress.IPv6Network) and network.subnet_of(_UNIQUE_LOCAL):
+    if isinstance(network, ipaddress.IPv6Network) and any(map(network.subnet_of, _PRIVATE)):
         return False
     return network.prefixlen < _WIDEST[network.version]
 

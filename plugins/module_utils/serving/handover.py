@@ -9,11 +9,15 @@ channel types (an OpenAI channel appends /v1/..., an "OpenAI compatible" one doe
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from ..addresses import address_of, is_loopback
+from ..faults import Fault
+from ..nvidia.values import is_index
+from .catalogue import CATALOGUE
 
 #: The variable that the official client and LangChain read the key from.
 KEY_VARIABLE = "OPENAI_API_KEY"
@@ -22,6 +26,36 @@ NO_KEY = "none"
 #: Of the context, what an answer may use by default; the rest is left to the prompt.
 ANSWER_PART = 4
 ANSWER_TOKENS = 8192
+#: A part of a name between dots.
+_LABEL = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)")
+
+
+def check_advertised(advertised: str) -> list[Fault]:
+    """What stands against telling clients this name or address; empty for none is no mistake."""
+    if not advertised:
+        return []
+    problem = None
+    if "://" in advertised:
+        problem = "is a URL"
+    elif "/" in advertised:
+        problem = "is a network or a path"
+    elif re.fullmatch(r"(?:\[.*\]|[^:]*):[0-9]+", advertised):
+        problem = "has a port in it; the server's own is added"
+    else:
+        address = address_of(advertised)
+        labels = advertised.removesuffix(".").split(".")
+        # The last part of a name is no number: that is an address, and this one is none.
+        named = all(map(_LABEL.fullmatch, labels)) and not is_index(labels[-1]) and len(advertised) < 254
+        if address is None and not named:
+            problem = "is neither a name nor an address"
+    if problem is None:
+        return []
+    # With a login in it a URL is a secret.
+    shown = advertised.rpartition("@")[2]
+    remedy = (
+        "Write a name or an address alone, as in llm.example.org or 10.0.0.5; without it the machine's own is used."
+    )
+    return [CATALOGUE.fault("setting_invalid", "advertised_host", f"{shown!r} {problem}", remedy)]
 
 
 def reachable(base_url: str, host: str, known_as: str, own_address: str | None = None) -> tuple[str, bool]:

@@ -19,6 +19,8 @@ from .catalogue import CATALOGUE
 NAME = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,30}[a-z0-9])?")
 #: What another server's value would be wrong for: a port and cards are had by one, a name follows the model.
 NOT_INHERITED = ("alias", "gpus", "tensor_split")
+#: Numbers of which 0 leaves the choice to the engine, as the role's variables say.
+ENGINES_CHOICE = ("threads", "ubatch", "timeout")
 #: The first line of every unit that this collection writes.
 MARK = "# Written by Ansible (volta.llm.llama_server)"
 
@@ -63,7 +65,11 @@ def servers(base: Settings, instances: Sequence[Mapping[str, Any]]) -> tuple[lis
             )
             continue
         unit = f"{base.unit}@{name}"
-        values = {key: value for key, value in given.items() if key != "name" and value is not None}
+        values: dict[str, Any] = {
+            key: None if key in ENGINES_CHOICE and value == 0 else value
+            for key, value in given.items()
+            if key != "name" and value is not None
+        }
         settings = replace(inherited, unit=unit, api_key_file=key_file(base.api_key_file, name), **values)
         found.append(Server(name, unit, settings))
     return found, faults

@@ -14,7 +14,7 @@ from .catalogue import CATALOGUE
 from .instances import MARK
 from .service import UNIT_FOLDER
 
-_TIME = re.compile(r"(?:[01]\d|2[0-3]):[0-5]\d")
+_TIME = re.compile(r"(?:[01][0-9]|2[0-3]):[0-5][0-9]")
 #: Longest wait for requests to end: a night, not a day.
 MOST_PATIENCE = 6 * 3600
 

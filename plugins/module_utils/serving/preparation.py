@@ -27,7 +27,16 @@ from . import calibration, maintenance, memory, model_file
 from .account import check_account
 from .arguments import CONTROL, COPY_NAMES, Plan, Settings, Surroundings, cleaned, option_of, plan, root_url
 from .catalogue import CATALOGUE
-from .clients import Network, container_networks, containers_kept_out, networks, ruleset, systemd_filters
+from .clients import (
+    Network,
+    container_networks,
+    containers_kept_out,
+    networks,
+    nobody_admitted,
+    ruleset,
+    systemd_filters,
+)
+from .handover import check_advertised
 from .instances import Server, collisions, key_file, leftover_units, named, servers
 from .listener import in_the_way, listeners, unit_of
 from .mapped import all_shards
@@ -62,6 +71,7 @@ class UnitOptions:
     client_filter: str = "auto"
     folder: str = "/etc/llama-server"
     allow_unverified_model: bool = False
+    advertised_host: str = ""
     maintenance_restart: str = ""
     maintenance_patience: int = 1800
     unit_folder: Path = UNIT_FOLDER
@@ -169,6 +179,7 @@ def prepare(
         own_units=frozenset([*(server.service for server in wanted), *(f"{unit}.service" for unit in leaving)]),
         leaving=frozenset(f"{unit}.service" for unit in leaving),
     )
+    faults += check_advertised(options.advertised_host)
     account_exists, account_faults = check_account(options.user)
     faults += account_faults
     if options.load_timeout and not SHORTEST_LOAD <= options.load_timeout <= LONGEST_LOAD:
@@ -353,7 +364,7 @@ def _prepare_one(server: Server, options: UnitOptions, ground: Ground, alike: Co
                 "environment": computed.environment,
                 "unit": text,
                 "model_files": all_shards(settings.model),
-                "argument_files": [path for path in named_paths(settings) if Path(path).is_file()],
+                "argument_files": [path for path in named_paths(settings) if _is_file(path)],
                 "tls_files": sorted(_copied(settings).values()),
                 "alias": computed.alias,
                 "base_url": computed.base_url,
@@ -423,6 +434,7 @@ def _clients(
         # Nobody else reaches the address. systemd, where it can, also keeps the server from reaching anybody.
         elsewhere = any(option_of(str(word)) == "--rpc" for word in settings.extra_args)
         return None if elsewhere else [], None, faults
+    faults += nobody_admitted(settings.host, admitted)
     if faults or not admitted:
         return None, None, faults
     if options.client_filter == "nftables" or (options.client_filter == "auto" and not ground.systemd_filters):
@@ -463,9 +475,11 @@ def check_tls(settings: Settings, engine: Engine, check: bool = False) -> list[F
             "it must have certificate and key, both paths from the root on the machine",
             "Write {certificate: /etc/ssl/server.pem, key: /etc/ssl/private/server.key}.",
         )
-    missing = [path for path in (certificate, key) if not Path(path).is_file()]
+    missing = [path for path in (certificate, key) if not _is_file(path)]
     if missing:
-        text = f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not there"
+        text = (
+            f"{' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not there, or in a folder that is closed"
+        )
         return [] if check else refuse(text, "Bring the files to the machine before this role runs.")
     asked = []
 
@@ -492,6 +506,14 @@ def check_tls(settings: Settings, engine: Engine, check: bool = False) -> list[F
     return []
 
 
+def _is_file(path: str | Path) -> bool:
+    """Whether there is a file, as far as can be seen; a folder that is closed to us raises nothing."""
+    try:
+        return Path(path).is_file()
+    except OSError:
+        return False
+
+
 def _without_tls(binary: Path) -> bool:
     """Whether program or libraries hold the words with which an engine refuses TLS."""
     folder = binary.resolve().parent
@@ -506,7 +528,7 @@ def _without_tls(binary: Path) -> bool:
 def inspect_engine(binary: str, runner: Runner = run) -> tuple[Engine, list[Fault]]:
     """What the installed engine can do: from the manifest of its release, else from its help text."""
     program = Path(binary)
-    if not os.access(program, os.X_OK) or not program.is_file():
+    if not os.access(program, os.X_OK) or not _is_file(program):
         remedy = "Build it with role llama_cpp, or correct `binary`."
         return Engine(missing=True), [CATALOGUE.fault("engine_missing", binary, "no such program", remedy)]
     manifest = _manifest(program)

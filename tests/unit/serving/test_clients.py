@@ -14,6 +14,7 @@ import pytest
 from ansible_collections.volta.llm.plugins.module_utils.machine import Completed
 from ansible_collections.volta.llm.plugins.module_utils.serving.clients import (
     networks,
+    nobody_admitted,
     ruleset,
     systemd_filters,
     table_name,
@@ -39,7 +40,16 @@ def test_what_is_no_network(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "clients", [["0.0.0.0/0"], ["0.0.0.0/1", "128.0.0.0/1"], ["::/0"], ["2000::/3"], ["8.0.0.0/7"]]
+    "clients",
+    [
+        ["0.0.0.0/0"],
+        ["0.0.0.0/1", "128.0.0.0/1"],
+        ["::/0"],
+        ["2000::/3"],
+        ["8.0.0.0/7"],
+        ["::ffff:0:0/96"],
+        ["fe00::/7"],
+    ],
 )
 def test_nearly_everybody_is_no_group_of_clients(clients: list[str]) -> None:
     """The role and volta-llm judge alike."""
@@ -49,10 +59,39 @@ def test_nearly_everybody_is_no_group_of_clients(clients: list[str]) -> None:
         refuse_bad_clients({"gpu": {"llama_server_allowed_clients": clients}})
 
 
-@pytest.mark.parametrize("clients", [["10.0.0.0/8"], ["fc00::/7"], ["100.64.0.0/10", "192.168.0.0/16"]])
+@pytest.mark.parametrize(
+    "clients", [["10.0.0.0/8"], ["fc00::/7"], ["fe80::/10"], ["fec0::/10"], ["100.64.0.0/10", "192.168.0.0/16"]]
+)
 def test_wide_private_networks_are_taken_by_both(clients: list[str]) -> None:
     assert networks(clients)[1] == []
     refuse_bad_clients({"gpu": {"llama_server_allowed_clients": clients}})
+
+
+def test_ipv4_written_as_ipv6_is_ipv4() -> None:
+    """On the wire, where the filters look, it is."""
+    found, faults = networks(["::ffff:192.168.1.0/120", "::ffff:10.1.2.3"])
+    assert (faults, list(map(str, found))) == ([], ["10.1.2.3/32", "192.168.1.0/24"])
+
+
+@pytest.mark.parametrize(
+    ("host", "clients", "wrong"),
+    [
+        ("0.0.0.0", ["fd00::/8"], True),
+        ("10.0.0.5", ["fd00::/8", "fe80::/10"], True),
+        ("fd00::5", ["192.168.10.0/24"], True),
+        ("fe80::1%eth0", ["192.168.10.0/24"], True),
+        ("0.0.0.0", ["fd00::/8", "192.168.10.0/24"], False),
+        ("0.0.0.0", ["::ffff:192.168.1.0/120"], False),
+        # Such a socket takes both.
+        ("::", ["192.168.10.0/24"], False),
+        ("::", ["fd00::/8"], False),
+        ("0.0.0.0", [], False),
+        ("nonsense", ["fd00::/8"], False),
+    ],
+)
+def test_clients_that_cannot_come_to_the_address(host: str, clients: list[str], wrong: bool) -> None:
+    faults = nobody_admitted(host, networks(clients)[0])
+    assert [(fault.code, fault.subject) for fault in faults] == [("setting_invalid", "allowed_clients")] * wrong
 
 
 def test_the_rules_are_whole_and_concern_one_port() -> None:

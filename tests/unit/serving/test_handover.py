@@ -9,8 +9,15 @@ import shlex
 from typing import Any
 
 import pytest
+from ansible.errors import AnsibleFilterError
 from ansible_collections.volta.llm.plugins.filter.hand_over import FilterModule, endpoint_cards, endpoint_records
-from ansible_collections.volta.llm.plugins.module_utils.serving.handover import card, curl, reachable, record
+from ansible_collections.volta.llm.plugins.module_utils.serving.handover import (
+    card,
+    check_advertised,
+    curl,
+    reachable,
+    record,
+)
 from ansible_collections.volta.llm.plugins.module_utils.serving.probe import own_address
 
 LOCAL = "http://127.0.0.1:8080/v1"
@@ -41,6 +48,40 @@ def probe(**changed: Any) -> dict[str, Any]:
         "gpu_resident": True,
         **changed,
     }
+
+
+@pytest.mark.parametrize(
+    ("advertised", "why"),
+    [
+        ("https://llm.example.org", "is a URL"),
+        ("llm.example.org:443", "has a port"),
+        ("10.0.0.5:8080", "has a port"),
+        ("[2001:db8::7]:8080", "has a port"),
+        ("10.0.0.5/24", "is a network"),
+        ("llm example", "neither a name nor an address"),
+        ("llm.example.org\n", "neither a name nor an address"),
+        ("10.0.0.256", "neither a name nor an address"),
+        ("-llm", "neither a name nor an address"),
+        ("a..b", "neither a name nor an address"),
+    ],
+)
+def test_what_clients_cannot_be_told(advertised: str, why: str) -> None:
+    (fault,) = check_advertised(advertised)
+    assert (fault.code, fault.subject, why in fault.message) == ("setting_invalid", "advertised_host", True)
+    with pytest.raises(AnsibleFilterError, match="Write a name or an address alone"):
+        endpoint_records([], "10.0.0.7", advertised)
+
+
+def test_a_login_in_what_clients_are_told_is_not_shown() -> None:
+    (fault,) = check_advertised("https://oper:secret@llm.example.org/")
+    assert "secret" not in fault.message
+
+
+@pytest.mark.parametrize(
+    "advertised", ["", "llm.example.org", "llm.example.org.", "gpu_1", "10.0.0.5", "2001:db8::7", "[2001:db8::7]"]
+)
+def test_what_clients_can_be_told(advertised: str) -> None:
+    assert check_advertised(advertised) == []
 
 
 @pytest.mark.parametrize(

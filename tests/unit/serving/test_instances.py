@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,15 @@ def test_an_instance_is_as_the_default_server_but_for_what_it_says() -> None:
     assert other.settings.api_key_file == "/etc/llama-server/api-keys-b"
     # A name and cards are had by one.
     assert (other.settings.alias, list(other.settings.gpus)) == ("", [])
+
+
+def test_zero_leaves_the_choice_to_the_engine_as_in_the_role() -> None:
+    base = replace(BASE, threads=8, ubatch=256, timeout=60)
+    found, faults = servers(base, [{"name": "b", "port": 8081, "threads": 0, "ubatch": 0, "timeout": 0}])
+    settings = found[1].settings
+    assert (faults, settings.threads, settings.ubatch, settings.timeout) == ([], None, None, None)
+    # What is no number to choose is no choice.
+    assert [fault.subject for fault in planned({"name": "b", "port": 0, "gpus": ["2"]})[1][1].faults] == ["port"]
 
 
 @pytest.mark.parametrize("name", ["", "B", "a b", "-a", "a-", "a/b", "a@b", "a_b", "x" * 40])

@@ -602,6 +602,17 @@ def test_a_server_on_one_address_is_asked_there_by_its_own_machine(host: str, ow
     assert by_systemd(host, admitted) == ["192.168.10.0/24", *own]
 
 
+def test_clients_that_cannot_come_are_refused_with_the_address(engine: Path, model: Path, gpus: Machine) -> None:
+    found = filtered(engine, model, gpus, works=True, allowed_clients=["fd00::/8"])
+    assert [(fault.code, fault.subject) for fault in found.faults] == [("setting_invalid", "allowed_clients")]
+
+
+def test_what_clients_are_told_is_judged_beforehand(engine: Path, model: Path, gpus: Machine) -> None:
+    settings = Settings(model=str(model), binary=str(engine), backend="cpu", port=free_port())
+    (fault,) = prepare(settings, UnitOptions(advertised_host="https://llm.example.org"), gpus).faults
+    assert (fault.code, fault.subject) == ("setting_invalid", "advertised_host")
+
+
 def test_a_filter_that_does_not_work_is_not_relied_upon(engine: Path, model: Path, gpus: Machine) -> None:
     assert codes(filtered(engine, model, gpus, works=False, how="systemd")) == ["clients_not_enforced"]
     assert filtered(engine, model, gpus, works=True, how="nftables").results["client_filter"] == "nftables"
@@ -717,6 +728,24 @@ def test_a_key_with_a_pass_phrase_is_refused_and_nobody_asked(
     assert b"Enter PEM" not in said
 
 
+def test_files_of_tls_in_a_closed_folder_are_a_fault(
+    engine: Path, model: Path, gpus: Machine, certificates: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As `--check` without rights meets them; root, who runs the tests, has no closed folder."""
+    usual = Path.stat
+
+    def stat(path: Path, **options: Any) -> os.stat_result:
+        if path.parent == certificates:
+            raise PermissionError(13, "Permission denied")
+        return usual(path, **options)
+
+    monkeypatch.setattr(Path, "stat", stat)
+    monkeypatch.setattr(Path, "is_file", lambda path: bool(path.stat()))
+    tls = {"certificate": f"{certificates}/a.pem", "key": f"{certificates}/a.key"}
+    (fault,) = prepared(engine, model, gpus, tls=tls).faults
+    assert (fault.code, "in a folder that is closed" in fault.message) == ("tls_unusable", True)
+
+
 def test_an_engine_that_was_built_without_tls(engine: Path, model: Path, gpus: Machine, certificates: Path) -> None:
     tls = {"certificate": f"{certificates}/a.pem", "key": f"{certificates}/a.key"}
     (engine.parent / "libserver.so.0").write_bytes(b"\0the server is built without SSL support\n\0")
@@ -782,7 +811,8 @@ def test_no_restart_by_night_leaves_no_file(engine: Path, model: Path, gpus: Mac
 
 
 @pytest.mark.parametrize(
-    ("when", "patience"), [("180", 60), ("3:00", 60), ("24:00", 60), ("daily", 60), ("03:00", 90000)]
+    ("when", "patience"),
+    [("0\u0663:00", 60), ("180", 60), ("3:00", 60), ("24:00", 60), ("daily", 60), ("03:00", 90000)],
 )
 def test_what_is_no_time_of_day(engine: Path, model: Path, gpus: Machine, when: str, patience: int) -> None:
     (fault,) = nightly(engine, model, gpus, when, patience).faults
