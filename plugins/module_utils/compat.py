@@ -648,11 +648,22 @@ def find_gpu(text: str) -> Gpu | None:
     device = device_id(word)
     if device:
         return next((gpu for gpu in GPUS if gpu.pci_id == device), None)
-    words = _product_words(word)
+    found = _products(word)
+    return found[0] if found else None
+
+
+def other_memory(text: str) -> Gpu | None:
+    """The GPU of another memory size that the name says as well as the one found: ``V100-SXM2`` is 32 GB or 16 GB."""
+    found = [] if device_id(text.strip().lower()) else _products(text)
+    return next((gpu for gpu in found if gpu.memory_mib != found[0].memory_mib), None)
+
+
+def _products(text: str) -> list[Gpu]:
+    """What a product's name can mean, the largest memory first; only what has it whole, where something has."""
+    words = _product_words(text)
     exact = [gpu for gpu in GPUS if "".join(_product_words(gpu.product)) == "".join(words)]
     partial = [gpu for gpu in GPUS if words and _product_words(gpu.product)[: len(words)] == words]
-    found = exact or sorted(partial, key=lambda gpu: -gpu.memory_mib)
-    return found[0] if found else None
+    return exact or sorted(partial, key=lambda gpu: -gpu.memory_mib)
 
 
 def _product_words(text: str) -> list[str]:

@@ -299,8 +299,9 @@ def find_cards(request: Request, machine: Machine) -> Cards:
         try:
             gpus = planning.named_gpus(request.gpus)
         except FaultError as exc:
-            return Cards(faults=[replace(exc.fault, subject="GPUs", remedy=NO_GPUS)])
-        return Cards(gpus, pci_id=_one_kind(gpus))
+            remedy = f"{NO_GPUS} {planning.known_products()}"
+            return Cards(faults=[replace(exc.fault, subject="GPUs", remedy=remedy)])
+        return Cards(gpus, pci_id=_one_kind(gpus), notes=planning.named_notes(request.gpus))
     if not request.read_machine:
         return Cards(faults=[FAULTS.fault("plan_no_gpus", "GPUs", "none is named and no machine is read", NO_GPUS)])
     devices = pci_devices(machine)

@@ -9,7 +9,6 @@ from typing import Any, NoReturn, Protocol
 
 from .faults import Fault, as_text, by_severity, in_variables, is_fatal
 
-
 #: The variables behind the words of the compatibility table, in which it says what to write instead.
 COMBINED = {
     "driver": "nvidia_driver_branch",

@@ -268,8 +268,8 @@ faults:
 """
 
 from ansible_collections.volta.llm.plugins.module_utils.arguments import MACHINE, NVIDIA_SMI, VARIABLES
-from ansible_collections.volta.llm.plugins.module_utils.feasibility import NUMBERS, Request, consider, read_numbers
 from ansible_collections.volta.llm.plugins.module_utils.faults import assigned
+from ansible_collections.volta.llm.plugins.module_utils.feasibility import NUMBERS, Request, consider, read_numbers
 from ansible_collections.volta.llm.plugins.module_utils.machine import Machine
 from ansible_collections.volta.llm.plugins.module_utils.module import VoltaModule
 from ansible_collections.volta.llm.plugins.module_utils.ollama.environment import login, written

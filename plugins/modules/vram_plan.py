@@ -287,6 +287,7 @@ def main() -> None:
     except FaultError as exc:
         finish(module, [exc.fault], changed=False)
     made, settings, nearest = result.plan, result.plan.settings, result.nearest
+    taken = planning.named_notes(wanted["gpus"] or "")
     refusal = result.fault if wanted["must_fit"] else None
     finish(
         module,
@@ -310,8 +311,8 @@ def main() -> None:
             "cache_type_v": nearest.cache_type_v,
         },
         engine_arguments=engine_arguments(settings),
-        table=planning.table(result, gpus),
-        notes=made.notes,
+        table=[*planning.table(result, gpus), *(f"note: {note}" for note in taken)],
+        notes=[*made.notes, *taken],
         gpus=[{"product": gpu.product, "memory_mib": gpu.memory_mib} for gpu in gpus],
     )
 

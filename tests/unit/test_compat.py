@@ -214,6 +214,24 @@ def test_find_gpu(text: str, pci_id: str | None) -> None:
     assert (gpu.pci_id if gpu else None) == pci_id
 
 
+@pytest.mark.parametrize(
+    ("text", "other"),
+    [
+        ("V100", "Tesla V100-SXM2-16GB"),
+        ("V100-PCIE", "Tesla V100-PCIE-16GB"),
+        ("V100-SXM2-32GB", None),
+        ("V100-SXM2-16GB", None),
+        ("v100s", None),
+        ("1db6", None),
+        ("H200", None),
+        ("A100", None),
+    ],
+)
+def test_a_name_of_two_sizes_of_memory(text: str, other: str | None) -> None:
+    gpu = compat.other_memory(text)
+    assert (gpu.product if gpu else None) == other
+
+
 values = {
     "gpu": ["1db6", "V100-SXM2-32GB", "2335", "what"],
     "gpu_count": ["1", "4"],

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ..catalogue_models import find_model, nearest_name
-from ..compat import find_gpu
+from ..compat import GPUS, find_gpu, other_memory
 from ..faults import Fault, FaultError
 from ..machine import Machine
 from . import plan
@@ -18,6 +18,9 @@ from .faults import gguf_error
 from .model import open_model
 from .plan import FAULTS, Facts, Plan, Settings
 from .reader import Header
+
+#: A part of named GPUs: how many, and the product.
+_NAMED = re.compile(r"\s*(?:(\d{1,3})\s*[x×*]\s*)?(\S.*?)\s*")
 
 
 @dataclass(frozen=True)
@@ -37,17 +40,37 @@ def named_gpus(text: str) -> list[Gpu]:
     """GPUs by product, as ``4 x V100-SXM2-32GB`` or ``V100-SXM2-32GB, H200``. FaultError plan_no_gpus."""
     found: list[Gpu] = []
     for part in text.split(","):
-        match = re.fullmatch(r"\s*(?:(\d{1,3})\s*[x×*]\s*)?(\S.*?)\s*", part)
+        match = _NAMED.fullmatch(part)
         gpu = find_gpu(match[2]) if match else None
         if match is None or gpu is None:
             raise _no_gpus(
                 f"{part.strip()!r} names no GPU whose memory is known",
-                "Write a number and a product, for example 4 x V100-SXM2-32GB, or give gpus_mib.",
+                f"Write a number and a product, for example 4 x V100-SXM2-32GB, or give gpus_mib. {known_products()}",
             )
         found += [Gpu(gpu.product, float(gpu.memory_mib), gpu.compute_capability)] * int(match[1] or 1)
     if not 0 < len(found) <= 64:
         raise _no_gpus(f"{len(found)} GPUs are named", "Name between 1 and 64 GPUs.")
     return found
+
+
+def known_products() -> str:
+    """The names that can be given, for a remedy."""
+    names = dict.fromkeys(gpu.product.removeprefix("Tesla ").removeprefix("NVIDIA ") for gpu in GPUS)
+    return f"Known are {', '.join(names)} (docs/compatibility.md)."
+
+
+def named_notes(text: str) -> list[str]:
+    """What of ``text`` was taken for one of two cards that differ in memory."""
+    notes = []
+    for part in text.split(","):
+        match = _NAMED.fullmatch(part)
+        taken, other = (find_gpu(match[2]), other_memory(match[2])) if match else (None, None)
+        if match and taken and other:
+            notes.append(
+                f"{match[2]} is taken for {taken.product} ({taken.memory_mib} MiB); where it is {other.product} "
+                f"({other.memory_mib} MiB), write that"
+            )
+    return list(dict.fromkeys(notes))
 
 
 def detected_gpus(machine: Machine, nvidia_smi: str = "nvidia-smi") -> list[Gpu]:

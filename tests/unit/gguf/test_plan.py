@@ -429,6 +429,19 @@ def test_gpus_that_are_not_known(text: str) -> None:
     assert caught.value.fault.code == "plan_no_gpus"
 
 
+def test_a_product_that_is_not_known_is_told_the_known_ones() -> None:
+    with pytest.raises(FaultError) as caught:
+        planning.named_gpus("4 x A100")
+    assert "V100-SXM2-32GB, V100-PCIE-32GB" in caught.value.fault.remedy
+    assert "docs/compatibility.md" in caught.value.fault.remedy
+
+
+def test_a_product_that_has_two_sizes_of_memory_is_noted() -> None:
+    (note,) = planning.named_notes("4 x V100, 4 x V100-SXM2-16GB, 2 x V100")
+    assert "Tesla V100-SXM2-32GB" in note
+    assert "Tesla V100-SXM2-16GB" in note
+
+
 def capture(folder: Path, stdout: str | None, rc: int | None = 0, timed_out: bool = False) -> Machine:
     commands = folder / "commands"
     commands.mkdir()

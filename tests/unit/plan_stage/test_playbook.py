@@ -164,6 +164,16 @@ def test_a_saved_header_is_planned_by_its_path() -> None:
         assert f"{header} (qwen3moe)" in output
 
 
+def test_cards_that_can_be_two_are_noted_and_unknown_ones_told_the_known() -> None:
+    code, output = plan("-e", 'plan_gpus="4 x V100"')
+    assert code == 0, output
+    assert re.search(r"note: V100 is taken for Tesla V100-SXM2-32GB .* Tesla V100-SXM2-16GB", output)
+
+    code, output = plan("-e", 'plan_gpus="4 x A100"')
+    assert code == 2, output
+    assert re.search(r"\[plan_no_gpus\] GPUs: '4 x A100' .*\n +-> .*V100-SXM2-16GB.*docs/compatibility.md", output)
+
+
 def test_without_machine_and_gpus_it_says_what_to_write() -> None:
     code, output = plan()
 
