@@ -41,6 +41,7 @@ options:
   context_per_request:
     description:
       - Tokens each request may use, prompt and answer together, from 512. The total that the engine wants is computed from this and O(parallel).
+      - The model's own is the limit, or as far as C(--rope-scaling yarn) in O(extra_args) stretches it.
     type: int
     default: 8192
   parallel:
@@ -65,7 +66,8 @@ options:
     type: raw
     default: []
   gpus:
-    description: GPUs to use, each by index (as C(nvidia-smi) counts), bus id or UUID. Empty uses all.
+    description: GPUs to use, each by index (as C(nvidia-smi) counts), bus id, UUID or the beginning of one. Empty uses all that the NVIDIA
+      driver runs.
     type: list
     elements: str
     default: []
@@ -89,6 +91,7 @@ options:
     type: int
   ubatch:
     description: Tokens worked on in one step. Less saves GPU memory, more speeds up long prompts. Not given, the engine decides.
+      Above V(2048) the batch is as large.
     type: int
   api_keys:
     description:
@@ -124,7 +127,9 @@ options:
     choices: [auto, systemd, nftables]
     default: auto
   extra_args:
-    description: More arguments, word by word. What has an option here is refused.
+    description:
+      - More arguments, option and value as words of their own. What has an option here is refused, as are presets of models, options that print
+        and end, and C(--embeddings) and C(--reranking), with which no chat is answered.
     type: list
     elements: str
     default: []

@@ -249,30 +249,32 @@ def plan(settings: Settings, around: Surroundings) -> Plan:
     )
 
 
+def printable(subject: str, text: str, faults: list[Fault]) -> str:
+    """``text`` with each control character replaced; a fault is added where there was one. It is not shown: it may be a
+    secret."""
+    if CONTROL.search(text) is None:
+        return text
+    message = "it holds a line break or another control character"
+    faults.append(_invalid(subject, message, "Write it without; look for blanks at its end."))
+    return CONTROL.sub("?", text)
+
+
 def cleaned(settings: Settings) -> tuple[Settings, list[Fault]]:
     """The settings without control characters, of which a line break begins another line of the unit, and a fault for
-    each that had some. What is refused here is not shown: it may be a secret."""
-    faults = []
-
-    def clean(subject: str, text: str) -> str:
-        if CONTROL.search(text) is None:
-            return text
-        message = "it holds a line break or another control character"
-        faults.append(_invalid(subject, message, "Write it without; look for blanks at its end."))
-        return CONTROL.sub("?", text)
-
+    each that had some."""
+    faults: list[Fault] = []
     words = list(map(str, settings.extra_args))
     texts: dict[str, Any] = {
-        name: clean(name, getattr(settings, name))
+        name: printable(name, getattr(settings, name), faults)
         for name in ("model", "alias", "host", "api_key_file", "binary", "unit")
     }
     return replace(
         settings,
         **texts,
-        tls={str(name): clean("tls", str(value or "")) for name, value in settings.tls.items()},
-        extra_args=[clean(f"extra_args[{at}]", word) for at, word in enumerate(words)],
+        tls={str(name): printable("tls", str(value or ""), faults) for name, value in settings.tls.items()},
+        extra_args=[printable(f"extra_args[{at}]", word, faults) for at, word in enumerate(words)],
         environment={
-            CONTROL.sub("?", str(name)): clean("environment", str(value))
+            CONTROL.sub("?", str(name)): printable("environment", str(value), faults)
             for name, value in settings.environment.items()
         },
     ), faults

@@ -25,7 +25,7 @@ from ..machine import Machine, Runner, run
 from ..nvidia.inventory import cuda_devices
 from . import calibration, maintenance, memory, model_file
 from .account import check_account
-from .arguments import CONTROL, COPY_NAMES, Plan, Settings, Surroundings, cleaned, option_of, plan, root_url
+from .arguments import COPY_NAMES, Plan, Settings, Surroundings, cleaned, option_of, plan, printable, root_url
 from .catalogue import CATALOGUE
 from .clients import (
     Network,
@@ -216,14 +216,10 @@ def prepare(
 
 def _cleaned(options: UnitOptions) -> tuple[UnitOptions, list[Fault]]:
     """As arguments.cleaned, for what the units say beside the command."""
-    texts = {name: getattr(options, name) for name in ("name", "guard", "python", "folder")}
-    message = "it holds a line break or another control character"
-    faults = [
-        CATALOGUE.fault("setting_invalid", name, message, "Write it without.")
-        for name, text in texts.items()
-        if CONTROL.search(text)
-    ]
-    clean: dict[str, Any] = {name: CONTROL.sub("?", text) for name, text in texts.items()}
+    faults: list[Fault] = []
+    # The folder is that of the key file, which is judged with the settings.
+    clean: dict[str, Any] = {"folder": printable("api_key_file", options.folder, [])}
+    clean |= {name: printable(name, getattr(options, name), faults) for name in ("name", "guard", "python")}
     return replace(options, **clean), faults
 
 
