@@ -21,20 +21,22 @@ from .values import clean, is_index, reading
 #: How a cell of the matrix is called in results; NV# is ``nvlink``.
 PATHS = ("nvlink", "pix", "pxb", "phb", "node", "sys", "soc", "self", "unknown")
 
-_LINK_WORD = r"NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|X"
+#: A number as nvidia-smi writes it. One that begins with 0 is what is left of two columns that a damaged line has lost.
+_NUMBER = r"(?:0|[1-9]\d*)"
+_LINK_WORD = r"NV[1-9]\d*|PIX|PXB|PHB|NODE|SYS|SOC|X"
 _PEER_WORD = r"OK|CNS|GNS|TNS|NS|DR|U|X"
 _LINK = re.compile(rf"(?:{_LINK_WORD})")
 _LINKS = re.compile(rf"(?:{_LINK_WORD})+")
 _PEER = re.compile(rf"(?:{_PEER_WORD})")
-_GPU_NAME = re.compile(r"GPU\d+")
+_GPU_NAME = re.compile(rf"GPU{_NUMBER}")
 _AFFINITY_HEADERS = (
     ("cpu", re.compile(r"CPU\s+Affinity", re.IGNORECASE)),
     ("numa", re.compile(r"NUMA\s+Affinity", re.IGNORECASE)),
     ("gpu_numa", re.compile(r"GPU\s+NUMA\s+ID", re.IGNORECASE)),
 )
 #: A header begins at the first GPU name that is followed by another column or the end of the line.
-_HEADER = re.compile(r"(?<![\w-])GPU\d+(?=\s|$|GPU\d|NIC\d|mlx\d|CPU\s)")
-_ROW = re.compile(r"(?<![\w-])(GPU\d+)(?=\s|$)")
+_HEADER = re.compile(rf"(?<![\w-])GPU{_NUMBER}(?=\s|$|GPU\d|NIC\d|mlx\d|CPU\s)")
+_ROW = re.compile(rf"(?<![\w-])(GPU{_NUMBER})(?=\s|$)")
 #: Names of network devices that can stand in a header, glued together or not. Nearly all carry a digit; prose does not.
 _NIC_NAMES = re.compile(r"NIC\d+|mlx\d+_(?:bond_?)?\d+|[A-Za-z][A-Za-z_.:-]*\d[\w.:-]*")
 #: A device that somebody gave a name of his own; believed only in a line that has the affinity columns as well.

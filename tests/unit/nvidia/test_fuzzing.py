@@ -175,6 +175,15 @@ def test_a_damaged_matrix_is_complete_or_says_so(text: str) -> None:
                 assert f"NV{pair.nvlinks}" in plain, "invented links"
 
 
+def test_numbers_that_damage_has_made_are_none() -> None:
+    """Of `GPU0 GPU1 ... GPU7` a lost piece leaves `GPU07`, and of `NV1 ... NV2` perhaps `NV02`."""
+    lost_columns = "\tGPU07\tNIC0\tCPU Affinity\nGPU0\t X \tNODE\t0-19\nGPU1\tNV1\tNODE\t0-19\n"
+    assert topology.parse(lost_columns) == []
+    matrix = topology.parse("\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV02\t0-19\nGPU1\tNV02\t X \t0-19\n")[0]
+    assert [pair.nvlinks for pair in matrix.pairs] == [None]
+    assert matrix.faults
+
+
 @settings(max_examples=80, deadline=None)
 @given(st.sampled_from(MATRICES), st.data())
 def test_one_changed_cell_is_never_believed(recorded: Recorded, data: st.DataObject) -> None:
