@@ -569,8 +569,12 @@ def pool_bytes(header: Header, facts: Facts, settings: Settings, used_cells: int
         cells = count_cells(settings)
         seen = cells.each if used_cells is None else min(cells.each, _pad(used_cells, CELL_PADDING))
         rows = min(tokens, max(1, SORT_CHUNK // (4 * seen)))
+        piece = 4 * seen * rows
+        if used_cells is None and rows < tokens:
+            # As many rows as go into a piece: one that is just filled comes before the last, which may have room left.
+            piece, rows = max(SORT_CHUNK, 4 * seen), tokens
         # Beside the arrays: bounds of the rows, and the lists of rows by length that CUB makes.
-        largest = max(largest, SORT_ARRAYS * 4 * seen * rows + 16 * (rows + 1))
+        largest = max(largest, SORT_ARRAYS * piece + 16 * (rows + 1))
     return _pad(largest, POOL_GRANULARITY)
 
 

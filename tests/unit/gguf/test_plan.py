@@ -337,6 +337,17 @@ def test_working_memory_of_a_sort_is_bounded_by_its_pieces(ubatch: int) -> None:
     assert 6 * 64 * plan.MIB <= sizes[-1] <= (6 * 64 + 2) * plan.MIB
 
 
+@pytest.mark.parametrize("context", [196608, 261888, 262144])
+def test_a_little_more_context_needs_no_less_memory_to_sort_in(context: int) -> None:
+    """The rows of a piece are whole ones: one more cell, and a row less fits. It was filled on the way there."""
+    wanted = Settings(free_mib=(32768.0,), context_per_request=context, parallel=1, ubatch=64)
+    before, after = (
+        plan.make_plan(header("qwen4exp"), replace(wanted, context_per_request=more)).per_gpu[0].overhead_mib
+        for more in (context, context + 256)
+    )
+    assert after >= before
+
+
 any_settings = st.builds(
     Settings,
     free_mib=st.lists(st.sampled_from([16384.0, 32768.0, 81920.0]), min_size=1, max_size=8).map(tuple),
