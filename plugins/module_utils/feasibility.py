@@ -8,6 +8,7 @@ gguf/planning.py. What is added is where the header comes from and which GPUs ar
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -130,20 +131,18 @@ def read_numbers(given: Mapping[str, Any]) -> tuple[dict[str, Any], list[Fault]]
         value = given.get(name)
         if value is None:
             continue
+        memory = name == "overhead_mib"
         try:
-            if isinstance(value, bool):
-                raise ValueError
-            number = float(value) if name == "overhead_mib" or isinstance(value, float) else int(str(value).strip())
-            if number != number or number in (float("inf"), float("-inf")):
-                raise ValueError
-            if name != "overhead_mib" and number != int(number):
-                raise ValueError
-        except (TypeError, ValueError):
-            kind = "number of MiB" if name == "overhead_mib" else "whole number"
+            # As text, so that true is none.
+            number = float(str(value))
+        except ValueError:
+            number = math.nan
+        if math.isfinite(number) if memory else number.is_integer():
+            read[name] = number if memory else int(number)
+        else:
+            kind = "number of MiB" if memory else "whole number"
             message = f"{value!r} is no {kind}"
             faults.append(SETTINGS.fault("setting_invalid", name, message, f"Write a {kind}, as {example}."))
-        else:
-            read[name] = number if name == "overhead_mib" else int(number)
     return read, faults
 
 

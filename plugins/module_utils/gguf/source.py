@@ -8,7 +8,6 @@ import base64
 import http.client
 import os
 import re
-import ssl
 import stat
 import time
 import urllib.error
@@ -17,7 +16,9 @@ import urllib.request
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from ..faults import FaultError
 from ..headers import sendable, unfit_header, whole_number
+from ..transfer.http import trusting
 from .faults import gguf_error
 
 _CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
@@ -165,15 +166,9 @@ class UrlSource:
         self._limit = limit
         self._attempts = attempts
         try:
-            context = ssl.create_default_context(cafile=ca_file)
-        except (OSError, ValueError) as exc:
-            text = None if isinstance(exc, (ssl.SSLError, ValueError)) else exc.strerror
-            raise gguf_error(
-                "gguf_url_failed",
-                "ca_file",
-                f"{ca_file}: {text or 'holds no certificates in PEM'}",
-                "Give a file that can be read with certificates in PEM (-----BEGIN CERTIFICATE-----), or leave it out.",
-            ) from None
+            context = trusting(ca_file)
+        except FaultError as exc:
+            raise gguf_error("gguf_url_failed", "ca_file", exc.fault.message, exc.fault.remedy) from None
         self._opener = urllib.request.build_opener(_SameHostRedirects, urllib.request.HTTPSHandler(context=context))
         self._blocks: dict[int, bytes] = {}
         self.size = 0

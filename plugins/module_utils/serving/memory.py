@@ -26,7 +26,7 @@ from ..machine import Completed, Machine, Runner
 from ..nvidia.inventory import driver_gpus
 from ..nvidia.values import bus_id
 from . import calibration
-from .arguments import Plan, Settings
+from .arguments import Plan, Settings, option_of
 from .catalogue import CATALOGUE
 from .listener import unit_of
 
@@ -165,7 +165,9 @@ def count(
     faults = [answer.fault] if answer.fault else []
     notes = list(answer.plan.notes)
     moved = offloading(settings)
-    notes += [f"not counted: {word} of extra_args" for word in map(str, settings.extra_args) if word in FURTHER]
+    notes += [
+        f"not counted: {word} of extra_args" for word in map(str, settings.extra_args) if option_of(word) in FURTHER
+    ]
     engine, why = ask_engine(settings, computed, programs, runner) if programs is not None else ({}, "")
     if why:
         notes.append(why)
@@ -216,8 +218,9 @@ def offloading(settings: Settings) -> list[str]:
     words = [str(word) for word in settings.extra_args]
     found: list[str] = []
     for at, word in enumerate(words):
-        if word in OFFLOADING:
-            found += words[at : at + 1 + OFFLOADING[word]]
+        option = option_of(word)
+        if option in OFFLOADING:
+            found += words[at : at + 1 + OFFLOADING[option]]
     return found
 
 

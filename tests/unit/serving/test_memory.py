@@ -235,7 +235,9 @@ def test_no_secret_reaches_the_command_line_of_the_engine_s_tool(tmp_path: Path,
 TOO_MUCH = {"context_per_request": 40960, "parallel": 8}
 
 
-@pytest.mark.parametrize("words", [["--cpu-moe"], ["-ot", "exps=CPU"], ["--n-cpu-moe", "20"], ["--no-kv-offload"]])
+@pytest.mark.parametrize(
+    "words", [["--cpu-moe"], ["--cpu_moe"], ["-ot", "exps=CPU"], ["--n-cpu-moe", "20"], ["--no-kv-offload"]]
+)
 def test_what_is_left_to_the_host_is_not_counted_on_the_cards(
     tmp_path: Path, machine: Machine, words: list[str]
 ) -> None:
